@@ -1,0 +1,116 @@
+"""Make the lock files again: `.ci/lock.py [NAME ...]` (all when none is named).
+
+Each lock is what pip resolves in a new venv from the ranges of pyproject.toml (at their lower
+ends for the `*-lowest` and `*-oldest` ones), written by `pip freeze`: names and versions only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+from venvs import LOCKS, ROOT, SetupError, Wanted, find_python, lower_bounds, make, say
+
+# An editable install without build isolation needs the build backend in the venv itself.
+BACKEND = ("hatchling", "editables")
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """What goes into one lock: extras of the project and requirements of its own."""
+
+    python: Wanted
+    extras: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    lowest: bool = False
+    """Pin the project's hard dependencies at the lower ends of their ranges."""
+    project: bool = True
+
+
+LOCK_TABLE = {
+    "lint": Lock(Wanted(11, 11), extras=("dev", "cli", "uvloop")),
+    "core": Lock(Wanted(11, 11), extras=("test", "metrics", "cli", "uvloop"), more=("build",)),
+    "core-lowest": Lock(Wanted(10, 10), extras=("test",), lowest=True),
+    "mlx": Lock(Wanted(11, 11), extras=("mlx", "test", "metrics", "uvloop")),
+    "mlx-oldest": Lock(
+        Wanted(11, 10),
+        extras=("mlx", "test"),
+        more=("mlx[cpu]==0.31.1", "mlx-lm==0.31.2", "transformers==5.12.1"),
+        lowest=True,
+    ),
+    "router": Lock(Wanted(11, 10), more=("smg==1.13.0",), project=False),
+}
+
+# Wheels that exist on one system only, and what stands in their place on the other.
+ONLY_LINUX = {"mlx-cpu": "mlx-metal"}
+
+
+def _requirements(lock: Lock) -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    if not lock.project:
+        return list(lock.more)
+    hard: list[str] = project["dependencies"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    wanted = lower_bounds(hard) if lock.lowest else list(hard)
+    pending = list(lock.extras)
+    while pending:
+        for requirement in extras[pending.pop()]:
+            name = f"{project['name']}["
+            if requirement.startswith(name):
+                pending += requirement[len(name) : -1].split(",")
+            else:
+                wanted.append(requirement)
+    return [*wanted, *lock.more, *BACKEND]
+
+
+def _portable(frozen: str) -> list[str]:
+    lines = []
+    for line in frozen.splitlines():
+        name, _, version = line.partition("==")
+        if not version:
+            raise SetupError(f"pip freeze gave a line that is no NAME==VERSION: {line}")
+        if other := ONLY_LINUX.get(name):
+            lines.append(f'{line}; platform_system == "Linux"')
+            lines.append(f'{other}=={version}; platform_system == "Darwin"')
+        else:
+            lines.append(line)
+    return lines
+
+
+def write(name: str, lock: Lock) -> None:
+    """Resolve one lock in a throw-away venv and write it."""
+    python = find_python(lock.python)
+    say(f"{name}: resolving with Python {python.text} ...")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "venv"
+        make(folder, python, _requirements(lock))
+        frozen = subprocess.run(
+            [folder / "bin" / "python", "-m", "pip", "freeze", "--disable-pip-version-check"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    lines = _portable(frozen)
+    minor = f"{python.version[0]}.{python.version[1]}"
+    head = f"# Made by .ci/lock.py with Python {minor} on {sys.platform}; do not edit.\n"
+    LOCKS.mkdir(parents=True, exist_ok=True)
+    (LOCKS / f"{name}.txt").write_text(head + "\n".join(lines) + "\n")
+    say(f"{name}: {len(lines)} packages")
+
+
+def main() -> int:
+    """Write the named locks, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LOCK_TABLE))
+    for name in parser.parse_args().names or LOCK_TABLE:
+        write(name, LOCK_TABLE[name])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

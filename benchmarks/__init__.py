@@ -1,0 +1,1 @@
+"""Every number the README shows is measured by a script here."""

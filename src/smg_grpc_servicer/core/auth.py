@@ -1,0 +1,105 @@
+"""Bearer tokens: every call but `grpc.health.v1` needs one of the tokens in a file.
+
+The file has one token a line, so old and new ones can overlap; blank lines and lines that start
+with `#` do not count. It is read again when it changes; a file that is then empty or gone leaves
+the last tokens in force. Tokens are compared in constant time and never logged.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc
+
+from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.files import signature
+
+log = logging.getLogger(__name__)
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+_EXEMPT = "/grpc.health.v1.Health/"
+_SCHEME = b"bearer "
+
+
+class TokenFile:
+    """The tokens in force."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._signature = signature([path])
+        self._tokens = _read(path)
+
+    def accepts(self, token: bytes) -> bool:
+        """Whether it is one of them; looks for a changed file first."""
+        self._refresh()
+        accepted = False
+        for known in self._tokens:  # all of them, so the time does not tell which came close
+            accepted |= hmac.compare_digest(token, known)
+        return accepted
+
+    def _refresh(self) -> None:
+        now = signature([self._path])
+        if now == self._signature:
+            return
+        self._signature = now
+        try:
+            self._tokens = _read(self._path)
+        except ConfigError as error:
+            log.error("token file changed, but the old tokens stay: %s", error)
+        else:
+            log.info("token file changed and was read again: %d tokens", len(self._tokens))
+
+
+class BearerAuth(grpc.aio.ServerInterceptor):
+    """Refuses calls without a known token, whatever their kind, before their handler is chosen."""
+
+    def __init__(self, tokens: TokenFile) -> None:
+        self._tokens = tokens
+        self._refusal: Handler = grpc.stream_unary_rpc_method_handler(_refuse)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        details: Any = handler_call_details
+        if details.method.startswith(_EXEMPT) or self._allowed(details.invocation_metadata):
+            return await continuation(handler_call_details)
+        return self._refusal
+
+    def _allowed(self, metadata: Any) -> bool:
+        values = [value for key, value in metadata or () if key == "authorization"]
+        if len(values) != 1:
+            return False
+        value = values[0] if isinstance(values[0], bytes) else values[0].encode()
+        if value[: len(_SCHEME)].lower() != _SCHEME:
+            return False
+        return self._tokens.accepts(value[len(_SCHEME) :].strip())
+
+
+async def _refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    # A stream-in handler reads nothing, so a refused call never waits for its first message.
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED,
+        "authorization: a bearer token of this server is required",
+    )
+
+
+def _read(path: Path) -> tuple[bytes, ...]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(
+            f"--auth-token-file: cannot read {str(path)!r} ({error.strerror})"
+        ) from None
+    tokens = tuple(
+        line.strip() for line in lines if line.strip() and not line.strip().startswith(b"#")
+    )
+    if not tokens:
+        raise ConfigError(f"--auth-token-file: got {str(path)!r}, which holds no token")
+    return tokens

@@ -1,0 +1,120 @@
+"""The port between the RPC bodies and an engine; an adapter implements it, and nothing else.
+
+An adapter accepts requests (`submit`), brings their deltas to the mailboxes on the event loop,
+and stops them (`abort`). A feature it does not name is refused before it hears of the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from smg_grpc_servicer.core.errors import Unsupported
+from smg_grpc_servicer.core.mailbox import Mailbox
+from smg_grpc_servicer.core.types import (
+    Embedding,
+    EmbedSpec,
+    Feature,
+    GenerateSpec,
+    Load,
+    ModelFacts,
+    ProfileSpec,
+    ServerFacts,
+)
+
+OnDeath = Callable[[str], None]
+
+
+class Engine(ABC):
+    """One engine behind one server. All methods run on the event loop unless they say otherwise."""
+
+    name: ClassVar[str]
+    """What clients read in an UNIMPLEMENTED answer, for example `MLX`."""
+    features: frozenset[Feature] = frozenset()
+    min_output_tokens: ClassVar[int] = 1
+    """The smallest `max_tokens` a request may ask for."""
+
+    def __init__(self) -> None:
+        self.on_death: OnDeath = lambda reason: None
+        """Called once, on the loop, when the engine is gone for good."""
+
+    # Life.
+
+    async def start(self) -> None:
+        """Load; returns when requests could run. Raises when they never will."""
+
+    async def warm_up(self) -> None:
+        """Run whatever makes the first real request as quick as the second."""
+
+    async def close(self) -> None:
+        """Stop and free everything; after it no delta arrives."""
+
+    # Requests.
+
+    @abstractmethod
+    async def submit(self, spec: GenerateSpec, out: Mailbox) -> None:
+        """Accept a validated request; its deltas go to `out` until all its choices finished.
+
+        Returns as soon as the engine has it. When this raises, the engine has nothing of the
+        request. When it is cancelled, `abort` follows and must find whatever was begun.
+        """
+
+    @abstractmethod
+    def abort(self, request_id: str) -> None:
+        """Stop a request that was submitted. Returns at once, never raises, may come twice."""
+
+    async def tokenize(self, text: str) -> Sequence[int]:
+        """Prompt ids of a text, computed off the loop."""
+        raise self.unsupported(Feature.TEXT_INPUT)
+
+    async def embed(self, spec: EmbedSpec) -> Embedding:
+        raise self.unsupported(Feature.EMBED)
+
+    # Facts.
+
+    @abstractmethod
+    def model_facts(self) -> ModelFacts:
+        """Cheap: asked for at every request."""
+
+    @abstractmethod
+    def server_facts(self) -> ServerFacts: ...
+
+    def tokenizer_path(self) -> str | None:
+        """A directory or hub id; None when the engine has no tokenizer."""
+        return self.model_facts().tokenizer_path
+
+    async def check_health(self) -> None:
+        """Raise when the engine cannot serve although nothing was reported yet."""
+
+    def translate(self, error: Exception) -> Exception:
+        """An engine's own exception as one of `core.errors`, or unchanged."""
+        return error
+
+    # Control.
+
+    async def flush_cache(self, timeout: float | None) -> str:
+        """Drop the prefix cache; returns a message for the operator."""
+        raise self.unsupported(Feature.FLUSH_CACHE)
+
+    async def start_profile(self, spec: ProfileSpec) -> str:
+        raise self.unsupported(Feature.PROFILE)
+
+    async def stop_profile(self) -> str:
+        raise self.unsupported(Feature.PROFILE)
+
+    async def loads(self) -> Sequence[Load]:
+        raise self.unsupported(Feature.LOADS)
+
+    # Shared by adapters.
+
+    def unsupported(self, feature: Feature) -> Unsupported:
+        return Unsupported(self.name, feature.value)
+
+    def died(self, reason: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Tell the core; from another thread, with the loop."""
+        if loop is None:
+            self.on_death(reason)
+        else:
+            loop.call_soon_threadsafe(self.on_death, reason)

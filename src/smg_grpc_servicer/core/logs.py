@@ -1,0 +1,73 @@
+"""Log output of this package: one handler on its own logger, text or JSON lines.
+
+Engines keep their loggers and handlers. Credentials that slip into a message are masked. A JSON
+line has `ts` (RFC 3339, UTC), `level`, `logger`, `msg`, `exc` after an exception, and the fields
+given as `extra`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import datetime, timezone
+from typing import TextIO
+
+from smg_grpc_servicer.core.redaction import redact_text
+
+PACKAGE = "smg_grpc_servicer"
+
+_PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def configure(level: str = "info", style: str = "text", stream: TextIO | None = None) -> None:
+    """Set up the package's logger; a second call replaces the first one's handler."""
+    logger = logging.getLogger(PACKAGE)
+    for handler in list(logger.handlers):
+        if isinstance(handler, _Handler):
+            logger.removeHandler(handler)
+    handler = _Handler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    # Engines put handlers on the root logger; each line would appear twice.
+    logger.propagate = False
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Ours, to be told from handlers that others added."""
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31 12:00:00.123 INFO core.server: text`."""
+
+    default_msec_format = "%s.%03d"
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact_text(super().format(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, timezone.utc)
+        line: dict[str, object] = {
+            "ts": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": redact_text(record.getMessage()),
+        }
+        if record.exc_info:
+            line["exc"] = redact_text(self.formatException(record.exc_info))
+        for name, value in vars(record).items():
+            if name not in _PLAIN and name not in line:
+                line[name] = redact_text(value) if isinstance(value, str) else value
+        return json.dumps(line, default=_plain, ensure_ascii=False)
+
+
+def _plain(value: object) -> str:
+    return redact_text(str(value))

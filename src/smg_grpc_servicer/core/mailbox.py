@@ -1,0 +1,211 @@
+"""One hand-over per stream between an engine and the writer of its answers.
+
+Promises: deltas of a choice come out in order, each once; what piles up while the writer is busy
+comes out as one delta; memory is bounded; after the end nothing more comes out. Everything here
+runs on the event loop; an engine on another thread brings its deltas over with one
+`call_soon_threadsafe` per step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+from smg_grpc_servicer.core.errors import Exhausted
+from smg_grpc_servicer.core.types import Delta, Finish
+
+MAX_PENDING = 1_000_000
+"""Tokens and log-probabilities that may wait in one mailbox."""
+
+
+class Pulse:
+    """When the engine last produced anything (`monotonic` seconds); shared by all mailboxes."""
+
+    __slots__ = ("last_output",)
+
+    def __init__(self) -> None:
+        self.last_output: float | None = None
+
+
+class Mailbox:
+    """Coalescing, bounded, ended exactly once.
+
+    A streaming writer is woken by every delta; any other only by the end, so an answer that is
+    sent whole costs one wake-up however many tokens it has.
+    """
+
+    __slots__ = (
+        "_error",
+        "_limit",
+        "_open",
+        "_pending",
+        "_pulse",
+        "_size",
+        "_stream",
+        "_waiter",
+        "dropped",
+        "engine_done",
+    )
+
+    def __init__(
+        self, choices: int = 1, *, stream: bool, limit: int = MAX_PENDING, pulse: Pulse | None = None
+    ) -> None:
+        self._open = set(range(choices))
+        self._stream = stream
+        self._limit = limit
+        self._pulse = pulse or Pulse()
+        self._pending: dict[int, Delta] = {}
+        self._size = 0
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.engine_done = False
+        """The engine itself ended the request, so there is nothing left to abort there."""
+        self.dropped = 0
+        """Deltas that came after the end."""
+
+    @property
+    def ended(self) -> bool:
+        """No choice is open any more, or the stream failed; deltas may still wait."""
+        return not self._open or self._error is not None
+
+    @property
+    def waiting(self) -> bool:
+        """Something was handed over that the writer has not taken yet."""
+        return bool(self._pending)
+
+    @property
+    def open_choices(self) -> tuple[int, ...]:
+        return tuple(sorted(self._open))
+
+    # The engine's side.
+
+    def put(self, delta: Delta) -> None:
+        """Hand over a delta; its lists now belong to the mailbox. Ignored after the end."""
+        self._pulse.last_output = monotonic()
+        index = delta.index
+        if self._error is not None or index not in self._open:
+            self.dropped += 1
+            return
+        if delta.finish is not None:
+            self._open.discard(index)
+            self.engine_done = self.engine_done or not self._open
+        waiting = self._pending.get(index)
+        if waiting is None:
+            self._pending[index] = delta
+        else:
+            _merge(waiting, delta)
+        self._size += _size(delta)
+        if self._size > self._limit:
+            self._overflow()
+        if self._waiter is not None and (self._stream or self.ended):
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with an error; what was handed over before it still comes out first."""
+        if not self.ended:
+            self._error = error
+            self.engine_done = True
+            self._wake()
+
+    # The core's side.
+
+    def cut(self, error: Exception) -> None:
+        """End the stream with an error now; the engine may still be working on it."""
+        if not self.ended:
+            self._error = error
+            self._pending.clear()
+            self._size = 0
+            self._wake()
+
+    def abort(self) -> bool:
+        """End every open choice as aborted. False when there was nothing left to end.
+
+        Tokens that still wait are dropped from a stream, so that none follows an acknowledged
+        abort; an answer that is sent whole keeps what it has.
+        """
+        if self.ended:
+            return False
+        for index in sorted(self._open):
+            waiting = self._pending.get(index)
+            if waiting is not None and not self._stream:
+                waiting.finish = Finish("abort")
+                continue
+            if waiting is not None:
+                self._size -= _size(waiting)
+            self._pending[index] = Delta(index=index, finish=Finish("abort"))
+        self._open.clear()
+        self._wake()
+        return True
+
+    def take(self) -> Delta | None:
+        """What has piled up for one choice, or None when nothing waits."""
+        pending = self._pending
+        if not pending or not (self._stream or self.ended):
+            return None
+        index = next(iter(pending))
+        delta = pending.pop(index)
+        self._size -= _size(delta)
+        return delta
+
+    async def wait(self) -> bool:
+        """Wait until `take` has something (True) or the stream is over (False).
+
+        :raises Exception: what `fail` or `cut` was given, once everything before it was taken.
+        """
+        while not (self._pending and (self._stream or self.ended)):
+            if self._error is not None:
+                raise self._error
+            if not self._open:
+                return False
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return True
+
+    def statistics(self) -> dict[str, int]:
+        return {"pending": self._size, "open": len(self._open), "dropped": self.dropped}
+
+    def _overflow(self) -> None:
+        size = self._size
+        self._open.clear()
+        self._pending.clear()
+        self._size = 0
+        self.engine_done = False
+        self._error = Exhausted(
+            f"{size} tokens and logprobs wait to be sent, more than {self._limit}: "
+            "read faster, or ask for fewer logprobs or tokens"
+        )
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _size(delta: Delta) -> int:
+    rows = delta.logprobs
+    size = len(delta.token_ids)
+    if rows is not None:
+        size += len(rows.values) + sum(map(len, rows.top_ids))
+    return size
+
+
+def _merge(older: Delta, newer: Delta) -> None:
+    older.token_ids += newer.token_ids
+    if newer.logprobs is not None:
+        if older.logprobs is None:
+            older.logprobs = newer.logprobs
+        else:
+            older.logprobs.extend(newer.logprobs)
+    older.finish = newer.finish
+    if newer.prompt_tokens is not None:
+        older.prompt_tokens = newer.prompt_tokens
+    if newer.cached_tokens is not None:
+        older.cached_tokens = newer.cached_tokens
+    if newer.reasoning_tokens is not None:
+        older.reasoning_tokens = newer.reasoning_tokens
+    if newer.prompt_logprobs is not None:
+        older.prompt_logprobs = newer.prompt_logprobs
+    if newer.weight_version is not None:
+        older.weight_version = newer.weight_version

@@ -1,0 +1,255 @@
+"""The RPC bodies, once for all engines: Generate, Embed and Abort here, the rest in `control`.
+
+A request is **admitted**, **converted** to core terms, handed to the engine and **streamed** back,
+**wrapped** in the engine's proto, and **finished** on one exit path: the handlers write to the
+context themselves instead of yielding, so a cancellation always arrives at an `await` of theirs
+and `finally` tells the engine exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from time import monotonic, time
+from typing import Any
+
+import grpc
+
+from smg_grpc_servicer.core import failpoints
+from smg_grpc_servicer.core.control import ControlBodies
+from smg_grpc_servicer.core.engine import Engine
+from smg_grpc_servicer.core.errors import EngineDead, Exhausted, ServicerError
+from smg_grpc_servicer.core.health import StatusBoard
+from smg_grpc_servicer.core.messages import MAX_MESSAGE_BYTES, pieces
+from smg_grpc_servicer.core.metrics import Metrics, NullMetrics
+from smg_grpc_servicer.core.record import RequestRecord
+from smg_grpc_servicer.core.requests import Phase, RequestTable, Ticket
+from smg_grpc_servicer.core.status import code, refuse
+from smg_grpc_servicer.core.tokenizer import TokenizerSource
+from smg_grpc_servicer.core.tracing import trace_context
+from smg_grpc_servicer.core.types import Delta, Feature, GenerateSpec
+from smg_grpc_servicer.core.validate import validate, validate_prompt
+from smg_grpc_servicer.core.wire import Choice, Message, Wire
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class CoreServicer(ControlBodies):
+    """All RPCs of the four protos over an `Engine`; a wing adds its generated base class."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        wire: Wire,
+        board: StatusBoard,
+        *,
+        table: RequestTable | None = None,
+        metrics: Metrics | None = None,
+        max_chunk_tokens: int | None = None,
+    ) -> None:
+        self.engine = engine
+        self.wire = wire
+        self.board = board
+        self.table = table or RequestTable()
+        board.progress = self.table
+        self.metrics = metrics or NullMetrics()
+        self.max_chunk_tokens = max_chunk_tokens
+        """Most token ids in one chunk; None sends whatever has piled up."""
+        self.tokenizer = TokenizerSource(engine.tokenizer_path)
+        self.started_at = time()
+        self.last_receive_at: float | None = None
+        engine.on_death = self.engine_died
+
+    def engine_died(self, reason: str) -> None:
+        """Readiness and liveness go down first, then every open stream ends UNAVAILABLE."""
+        self.board.dead(reason)
+        self.table.fail_all(EngineDead(f"the engine is gone: {reason}"))
+
+    # Generate.
+
+    async def Generate(self, request: Message, context: Context) -> None:
+        """Serve one request; every stream ends with exactly one status."""
+        record = RequestRecord(self.metrics)
+        try:
+            await self._generate(request, context, record)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            known = self.engine.translate(error)
+            record.end(status=code(known).name)
+            await refuse(context, known)
+        except BaseException:
+            record.end(status="CANCELLED")
+            raise
+        else:
+            record.end(status="OK")
+
+    async def _generate(self, request: Message, context: Context, record: RequestRecord) -> None:
+        self.board.require_accepting()
+        self.last_receive_at = time()
+        spec = self._convert(request, context)
+        ticket = self._admit(spec.request_id, spec.sampling.n, stream=spec.stream)
+        try:
+            if failpoints.active:
+                await failpoints.hit("admitted")
+            spec = await self._prompted(spec)
+            await self._submit(spec, ticket)
+            await self._write_all(spec, ticket, context, record)
+        finally:
+            if ticket.leaving():
+                self.engine.abort(spec.request_id)
+            self._release(ticket)
+            log.debug(
+                "request %s: %d prompt tokens, %d output tokens, %s, %.1f ms",
+                spec.request_id,
+                len(spec.prompt),
+                record.generated,
+                record.finish_reason or "unfinished",
+                (monotonic() - ticket.admitted_at) * 1000,
+            )
+
+    def _admit(self, request_id: str, choices: int, *, stream: bool) -> Ticket:
+        ticket = self.table.admit(request_id, choices, stream=stream)
+        self.board.request_arrived()
+        return ticket
+
+    def _release(self, ticket: Ticket) -> None:
+        self.table.release(ticket)
+        self.board.request_left()
+
+    def _convert(self, request: Message, context: Context) -> GenerateSpec:
+        """Proto to core, and everything that can be refused before the engine hears of it."""
+        spec = self.wire.generate_spec(request)
+        self._require_features(spec.needs)
+        facts = self.engine.model_facts()
+        floor = self.engine.min_output_tokens
+        validate(spec, facts, self.wire.path, min_output=floor)
+        if spec.text is None:
+            validate_prompt(spec.prompt, facts, self.wire.path, min_output=floor)
+        trace = trace_context(context.invocation_metadata())
+        return replace(spec, trace=trace) if trace else spec
+
+    async def _prompted(self, spec: GenerateSpec) -> GenerateSpec:
+        """A text prompt as token ids, tokenized off the loop by the engine's own tokenizer."""
+        if spec.text is None:
+            return spec
+        ids = await self.engine.tokenize(spec.text)
+        validate_prompt(
+            ids,
+            self.engine.model_facts(),
+            lambda name: self.wire.path("text" if name == "prompt" else name),
+            min_output=self.engine.min_output_tokens,
+        )
+        return replace(spec, prompt=ids)
+
+    async def _submit(self, spec: GenerateSpec, ticket: Ticket) -> None:
+        """Hand the request to the engine, unless it was aborted or cut while it was prepared."""
+        if failpoints.active:
+            await failpoints.hit("before_submit")
+        if ticket.mailbox.ended:
+            return
+        ticket.phase = Phase.SUBMITTING
+        try:
+            await self.engine.submit(spec, ticket.mailbox)
+        except Exception:
+            ticket.phase = Phase.OVER
+            raise
+        ticket.phase = Phase.RUNNING
+        if failpoints.active:
+            await failpoints.hit("after_submit")
+
+    async def _write_all(
+        self, spec: GenerateSpec, ticket: Ticket, context: Context, record: RequestRecord
+    ) -> None:
+        """Write what the engine produces until every choice has had its end."""
+        choices = [
+            Choice(index, prompt_tokens=len(spec.prompt), stream=spec.stream)
+            for index in range(spec.sampling.n)
+        ]
+        mailbox, write = ticket.mailbox, context.write
+        while await mailbox.wait():
+            while (delta := mailbox.take()) is not None:
+                choice = choices[delta.index]
+                record.tokens(len(delta.token_ids))
+                for message in self._messages(spec, choice, delta):
+                    if failpoints.active:
+                        await failpoints.hit("before_write")
+                    await write(message)
+                    if failpoints.active:
+                        await failpoints.hit("after_write")
+                if delta.finish is not None:
+                    if failpoints.active:
+                        await failpoints.hit("before_complete")
+                    record.finished(choice.prompt_tokens, choice.cached_tokens, delta.finish.reason)
+                    await write(self._complete(spec, choice, delta))
+                    if failpoints.active:
+                        await failpoints.hit("after_complete")
+
+    def _messages(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> Iterator[Message]:
+        """The chunks of a delta: none when the answer is sent whole, several when it is large."""
+        if not spec.stream:
+            choice.add(delta)
+            return
+        for piece in pieces(delta, max_tokens=self.max_chunk_tokens):
+            choice.add(piece)
+            if piece.token_ids or piece.prompt_logprobs is not None:
+                yield self.wire.chunk(spec, choice, piece)
+
+    def _complete(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> Message:
+        assert delta.finish is not None
+        message = self.wire.complete(spec, choice, delta.finish)
+        size = message.ByteSize()
+        if size > MAX_MESSAGE_BYTES:
+            raise Exhausted(
+                f"the answer of choice {choice.index} takes {size} bytes in one message, more than "
+                f"{MAX_MESSAGE_BYTES}: ask for fewer logprobs or output tokens, or stream it"
+            )
+        return message
+
+    # Embed.
+
+    async def Embed(self, request: Message, context: Context) -> Message:
+        async def body() -> Message:
+            self.board.require_accepting()
+            self._require_features(frozenset({Feature.EMBED}))
+            spec = self.wire.embed_spec(request)
+            self._require_features(spec.needs)
+            validate_prompt(spec.prompt, self.engine.model_facts(), self.wire.path, min_output=0)
+            ticket = self._admit(spec.request_id, 1, stream=False)
+            try:
+                return self.wire.embed_response(await self.engine.embed(spec))
+            finally:
+                self._release(ticket)
+
+        return await self._unary(context, body)
+
+    # Abort.
+
+    async def Abort(self, request: Message, context: Context) -> Message:
+        """End the named requests; an id that is not here is fine, so that it can be repeated."""
+
+        async def body() -> Message:
+            return self.wire.abort_response(self.abort(self.wire.abort_ids(request)))
+
+        return await self._unary(context, body)
+
+    def abort(self, request_ids: Sequence[str]) -> list[str]:
+        """The ids that were in flight; each stream ends with `finish_reason="abort"` at once."""
+        found = []
+        for request_id in request_ids:
+            ticket = self.table.abort(request_id)
+            if ticket is None:
+                continue
+            found.append(request_id)
+            if ticket.must_abort():
+                self.engine.abort(request_id)
+        return found
+
+    def statistics(self) -> dict[str, int]:
+        return self.table.statistics()
+
+
+__all__ = ["CoreServicer", "ServicerError"]

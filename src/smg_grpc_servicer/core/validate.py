@@ -1,0 +1,108 @@
+"""What a request must satisfy before any engine work, whoever serves it.
+
+`path` turns a core name into the name the caller used (`max_tokens` is `max_new_tokens` for some),
+so that the error names the field as it stands in the request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from smg_grpc_servicer.core.errors import InvalidArgument
+from smg_grpc_servicer.core.types import GenerateSpec, LogprobSpec, ModelFacts, Sampling
+
+Path = Callable[[str], str]
+
+MAX_CHOICES = 128
+MAX_SEED = 2**64 - 1
+
+
+def validate(spec: GenerateSpec, facts: ModelFacts, path: Path, *, min_output: int = 1) -> None:
+    """Everything but the prompt itself. :raises InvalidArgument: naming the field."""
+    _sampling(spec.sampling, facts, path, min_output)
+    _logprobs(spec.logprobs, facts, path)
+    if spec.rank is not None and spec.rank < 0:
+        raise InvalidArgument(path("rank"), f"must not be negative, got {spec.rank}")
+
+
+def validate_prompt(
+    prompt: Iterable[int] | None, facts: ModelFacts, path: Path, *, min_output: int = 1
+) -> None:
+    """Prompt ids against vocabulary and context. :raises InvalidArgument: naming the field."""
+    ids = list(prompt or ())
+    where = path("prompt")
+    if not ids:
+        raise InvalidArgument(where, "must not be empty")
+    if facts.vocab_size is not None and max(ids) >= facts.vocab_size:
+        at = next(i for i, token in enumerate(ids) if token >= facts.vocab_size)
+        raise InvalidArgument(
+            f"{where}[{at}]",
+            f"token id {ids[at]} is outside the vocabulary of {facts.vocab_size}",
+        )
+    limit = facts.max_context_length
+    if limit is not None and len(ids) + min_output > limit:
+        raise InvalidArgument(
+            where,
+            f"the prompt has {len(ids)} tokens and the model's context length is {limit}"
+            + ("; at least one token of it must be left for the output" if min_output else ""),
+        )
+
+
+def _sampling(sampling: Sampling, facts: ModelFacts, path: Path, min_output: int) -> None:
+    _number(path("temperature"), sampling.temperature, low=0.0)
+    _number(path("top_p"), sampling.top_p, low=0.0, high=1.0)
+    _number(path("min_p"), sampling.min_p, low=0.0, high=1.0)
+    _number(path("frequency_penalty"), sampling.frequency_penalty)
+    _number(path("presence_penalty"), sampling.presence_penalty)
+    _number(path("repetition_penalty"), sampling.repetition_penalty, low=0.0)
+    _count(path("top_k"), sampling.top_k, low=1)
+    _count(path("max_tokens"), sampling.max_tokens, low=min_output)
+    _count(path("min_tokens"), sampling.min_tokens, low=0)
+    _count(path("n"), sampling.n, low=1, high=MAX_CHOICES)
+    _count(path("seed"), sampling.seed, low=-(2**63), high=MAX_SEED)
+    top = sampling.max_tokens
+    if top is not None and sampling.min_tokens is not None and sampling.min_tokens > top:
+        raise InvalidArgument(
+            path("min_tokens"), f"must not exceed {path('max_tokens')} ({top}), got {sampling.min_tokens}"
+        )
+    for token in sampling.stop_token_ids:
+        _token(path("stop_token_ids"), token, facts)
+    for token, bias in sampling.logit_bias.items():
+        _token(path("logit_bias"), token, facts)
+        _number(f"{path('logit_bias')}[{token}]", bias)
+    if "" in sampling.stop:
+        raise InvalidArgument(path("stop"), "must not contain an empty string")
+
+
+def _logprobs(wanted: LogprobSpec, facts: ModelFacts, path: Path) -> None:
+    _count(path("logprobs"), wanted.output, low=-1)
+    _count(path("prompt_logprobs"), wanted.prompt, low=-1)
+    for token in wanted.token_ids:
+        _token(path("token_ids_logprob"), token, facts)
+
+
+def _number(
+    name: str, value: float | None, low: float = -math.inf, high: float = math.inf
+) -> None:
+    if value is None:
+        return
+    if not math.isfinite(value):
+        raise InvalidArgument(name, f"must be a finite number, got {value}")
+    if not low <= value <= high:
+        raise InvalidArgument(name, f"must be {_range(low, high)}, got {value:g}")
+
+
+def _count(name: str, value: int | None, low: int, high: float = math.inf) -> None:
+    if value is not None and not low <= value <= high:
+        raise InvalidArgument(name, f"must be {_range(low, high)}, got {value}")
+
+
+def _range(low: float, high: float) -> str:
+    return f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+
+
+def _token(name: str, token: int, facts: ModelFacts) -> None:
+    if token < 0 or (facts.vocab_size is not None and token >= facts.vocab_size):
+        size = "" if facts.vocab_size is None else f" of {facts.vocab_size}"
+        raise InvalidArgument(name, f"token id {token} is outside the vocabulary{size}")

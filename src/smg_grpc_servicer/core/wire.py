@@ -1,0 +1,156 @@
+"""The port between the RPC bodies and one engine's proto; a wing's `wire.py` implements it.
+
+A wire knows protobuf and the vocabulary, never an engine, so that any wire can be served over any
+engine. Which request field became what is told by its tables; a test walks the descriptors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from smg_grpc_servicer.core.errors import InvalidArgument
+from smg_grpc_servicer.core.types import (
+    Delta,
+    Embedding,
+    EmbedSpec,
+    Finish,
+    GenerateSpec,
+    Load,
+    LogprobRows,
+    ModelFacts,
+    ProfileSpec,
+    PromptLogprobs,
+    ServerFacts,
+)
+
+Message = Any
+"""A protobuf message; the generated classes have no common typed base."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """What one choice of a request has produced so far."""
+
+    index: int
+    prompt_tokens: int
+    stream: bool
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: LogprobRows | None = None
+    """All rows of an answer sent whole; a stream's rows travel in its chunks only."""
+    prompt_logprobs: PromptLogprobs | None = None
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    weight_version: str | None = None
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def add(self, delta: Delta) -> None:
+        self.token_ids += delta.token_ids
+        if delta.prompt_tokens is not None:
+            self.prompt_tokens = delta.prompt_tokens
+        if delta.cached_tokens is not None:
+            self.cached_tokens = delta.cached_tokens
+        if delta.reasoning_tokens is not None:
+            self.reasoning_tokens = delta.reasoning_tokens
+        if delta.weight_version is not None:
+            self.weight_version = delta.weight_version
+        if not self.stream:
+            self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
+            if delta.logprobs is not None:
+                if self.logprobs is None:
+                    self.logprobs = delta.logprobs
+                else:
+                    self.logprobs.extend(delta.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFacts:
+    """What changes while a server runs."""
+
+    active_requests: int
+    uptime_seconds: float
+    started_at: float
+    """Seconds since the epoch."""
+    last_receive_at: float | None = None
+
+
+class Wire(ABC):
+    """One proto service, both ways."""
+
+    service: ClassVar[str]
+    """Full name, for example `mlx.grpc.engine.MlxEngine`; also its readiness name in health."""
+    paths: ClassVar[Mapping[str, str]] = {}
+    """Core name to the field's path in the request, where they differ from `sampling_params.<name>`."""
+
+    def path(self, name: str) -> str:
+        """How the caller calls what core calls `name`."""
+        return self.paths.get(name, f"sampling_params.{name}")
+
+    # Generate.
+
+    @abstractmethod
+    def generate_spec(self, request: Message) -> GenerateSpec:
+        """:raises InvalidArgument: naming the field."""
+
+    @abstractmethod
+    def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> Message:
+        """New tokens of a stream; `choice` already counts them."""
+
+    @abstractmethod
+    def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> Message:
+        """The end of a choice, with its logprobs when it was not streamed."""
+
+    # Management, common to all protos.
+
+    @abstractmethod
+    def abort_ids(self, request: Message) -> Sequence[str]: ...
+
+    @abstractmethod
+    def abort_response(self, found: Sequence[str]) -> Message: ...
+
+    @abstractmethod
+    def health_response(self, healthy: bool, message: str) -> Message: ...
+
+    @abstractmethod
+    def model_info(self, facts: ModelFacts) -> Message: ...
+
+    @abstractmethod
+    def server_info(self, facts: ServerFacts, live: LiveFacts) -> Message: ...
+
+    # What not every proto has.
+
+    def embed_spec(self, request: Message) -> EmbedSpec:
+        raise NotImplementedError(f"{self.service} has no Embed")
+
+    def embed_response(self, embedding: Embedding) -> Message:
+        raise NotImplementedError(f"{self.service} has no Embed")
+
+    def loads_response(self, request: Message, loads: Sequence[Load], version: str) -> Message:
+        raise NotImplementedError(f"{self.service} has no GetLoads")
+
+    # Shared by the protos' common messages.
+
+    def flush_timeout(self, request: Message) -> float | None:
+        """Seconds to wait for the engine to be idle; None when the caller sets no bound."""
+        if request.timeout_s < 0:
+            raise InvalidArgument("timeout_s", f"must not be negative, got {request.timeout_s:g}")
+        return float(request.timeout_s) or None
+
+    def profile_spec(self, request: Message) -> ProfileSpec:
+        def optional(name: str) -> Any:
+            return getattr(request, name) if request.HasField(name) else None
+
+        return ProfileSpec(
+            output_dir=optional("output_dir"),
+            start_step=optional("start_step"),
+            num_steps=optional("num_steps"),
+            activities=tuple(request.activities),
+            profile_by_stage=request.profile_by_stage,
+            with_stack=optional("with_stack"),
+            record_shapes=optional("record_shapes"),
+        )

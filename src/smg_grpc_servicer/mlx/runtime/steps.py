@@ -1,0 +1,86 @@
+"""One decode step: what was launched for which rows, and reading it back into events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from smg_grpc_servicer.core.errors import Internal
+from smg_grpc_servicer.core.types import Finish, LogprobRows
+from smg_grpc_servicer.mlx.runtime.job import Event, Row
+from smg_grpc_servicer.mlx.runtime.logprobs import PendingLogprobs
+
+
+class StepFailed(Exception):
+    """A step did not happen. `recoverable`: the caches are as before it, rows may go on."""
+
+    def __init__(self, cause: Exception, *, recoverable: bool) -> None:
+        super().__init__(describe(cause))
+        self.cause = cause
+        self.recoverable = recoverable
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A launched step: for each row its token [n] and the largest logit [n], on the device."""
+
+    rows: tuple[Row, ...]
+    tokens: mx.array
+    peaks: mx.array
+    logprobs: Sequence[PendingLogprobs]
+
+    def arrays(self) -> list[mx.array]:
+        return [self.tokens, self.peaks, *(a for p in self.logprobs for a in p.arrays())]
+
+    def read(self) -> list[Event]:
+        """Wait for the step; append each row's token to it and tell what happened.
+
+        Rows that ended while the step ran are skipped: their token was never wanted.
+        """
+        try:
+            mx.eval(self.arrays())
+        except Exception as error:
+            raise StepFailed(error, recoverable=False) from error
+        logprobs: dict[int, LogprobRows] = {}
+        for pending in self.logprobs:
+            pending.read(logprobs)
+        events = []
+        tokens, peaks = self.tokens.tolist(), self.peaks.tolist()
+        for i, row in enumerate(self.rows):
+            if row.done:
+                continue
+            if math.isfinite(peaks[i]):
+                events.append(_advance(row, tokens[i], logprobs.get(i)))
+            else:
+                # The largest logit is NaN or infinite exactly when the row cannot be sampled.
+                events.append(fail(row, ValueError("the model's logits are not finite")))
+        return events
+
+
+def _advance(row: Row, token: int, logprobs: LogprobRows | None) -> Event:
+    row.tokens.append(token)
+    event = Event(row.job.uid, [token], logprobs)
+    if row.cached is not None:
+        event.cached_tokens, row.cached = row.cached, None
+    if token in row.job.stop_ids:
+        event.finish = Finish("stop", matched=token)
+        row.done = True
+    elif len(row.tokens) - row.prompt_length >= row.job.max_tokens:
+        event.finish = Finish("length")
+        row.done = True
+    return event
+
+
+def fail(row: Row, cause: Exception) -> Event:
+    """End a row with INTERNAL and the cause's own words."""
+    row.done = row.failed = True
+    return Event(row.uid, error=Internal(f"generation failed: {describe(cause)}"))
+
+
+def describe(cause: BaseException) -> str:
+    """Type and message; never empty."""
+    text = str(cause).strip()
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__

@@ -1,0 +1,135 @@
+"""`mlx.grpc.engine.MlxEngine`: proto to core and back.
+
+The proto's plain scalars cannot tell "unset" from zero; zero means off there, as the gateway
+sends it. Source: `mlx_engine.proto` of smg-grpc-proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from smg_grpc_proto.generated import mlx_engine_pb2 as pb
+
+from smg_grpc_servicer.core.errors import InvalidArgument
+from smg_grpc_servicer.core.types import (
+    Delta,
+    Feature,
+    Finish,
+    GenerateSpec,
+    LogprobRows,
+    LogprobSpec,
+    ModelFacts,
+    Sampling,
+    ServerFacts,
+)
+from smg_grpc_servicer.core.wire import Choice, LiveFacts, Wire
+
+
+class MlxWire(Wire):
+    """See the module."""
+
+    service: ClassVar[str] = "mlx.grpc.engine.MlxEngine"
+    paths: ClassVar[Mapping[str, str]] = {
+        "prompt": "tokenized.input_ids",
+        "text": "text",
+        "rank": "data_parallel_rank",
+    }
+
+    def generate_spec(self, request: pb.GenerateRequest) -> GenerateSpec:
+        kind = request.WhichOneof("input")
+        if kind is None:
+            raise InvalidArgument("input", "one of tokenized and text is required")
+        sent = request.sampling_params
+        return GenerateSpec(
+            request_id=request.request_id,
+            prompt=list(request.tokenized.input_ids),
+            text=request.text if kind == "text" else None,
+            sampling=Sampling(
+                temperature=sent.temperature if sent.HasField("temperature") else None,
+                top_p=sent.top_p or None,
+                top_k=sent.top_k or None,
+                min_p=sent.min_p or None,
+                frequency_penalty=sent.frequency_penalty or None,
+                presence_penalty=sent.presence_penalty or None,
+                repetition_penalty=sent.repetition_penalty or None,
+                max_tokens=sent.max_tokens if sent.HasField("max_tokens") else None,
+                stop_token_ids=tuple(sent.stop_token_ids),
+                ignore_eos=sent.ignore_eos,
+                seed=sent.seed if sent.HasField("seed") else None,
+                logit_bias=dict(sent.logit_bias),
+            ),
+            # Zero asks for none here: what the published package does, and all the gateway sends.
+            logprobs=LogprobSpec(output=sent.logprobs or None),
+            stream=request.stream,
+            needs=frozenset({Feature.TEXT_INPUT}) if kind == "text" else frozenset(),
+        )
+
+    def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
+        chunk = pb.GenerateStreamChunk(
+            token_ids=delta.token_ids,
+            prompt_tokens=choice.prompt_tokens,
+            completion_tokens=len(choice.token_ids),
+            cached_tokens=choice.cached_tokens,
+            index=choice.index,
+        )
+        if delta.logprobs is not None:
+            chunk.output_logprobs.CopyFrom(output_logprobs(delta.token_ids, delta.logprobs))
+        return pb.GenerateResponse(chunk=chunk)
+
+    def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> pb.GenerateResponse:
+        complete = pb.GenerateComplete(
+            output_ids=choice.token_ids,
+            finish_reason=finish.reason,
+            prompt_tokens=choice.prompt_tokens,
+            completion_tokens=len(choice.token_ids),
+            cached_tokens=choice.cached_tokens,
+            index=choice.index,
+            matched_stop_token_id=finish.matched if isinstance(finish.matched, int) else None,
+        )
+        if choice.logprobs is not None:
+            complete.output_logprobs.CopyFrom(output_logprobs(choice.token_ids, choice.logprobs))
+        return pb.GenerateResponse(complete=complete)
+
+    def abort_ids(self, request: pb.AbortRequest) -> Sequence[str]:
+        return list(request.request_ids)
+
+    def abort_response(self, found: Sequence[str]) -> pb.AbortResponse:
+        return pb.AbortResponse()
+
+    def health_response(self, healthy: bool, message: str) -> pb.HealthCheckResponse:
+        return pb.HealthCheckResponse(healthy=healthy, message=message)
+
+    def model_info(self, facts: ModelFacts) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse(
+            model_path=facts.model_path,
+            is_generation=facts.is_generation,
+            max_context_length=facts.max_context_length or 0,
+            vocab_size=facts.vocab_size or 0,
+            served_model_name=facts.served_model_name,
+            model_type=facts.model_type or "",
+            architectures=facts.architectures,
+            eos_token_ids=facts.eos_token_ids,
+            pad_token_id=facts.pad_token_id or 0,
+            bos_token_id=facts.bos_token_id or 0,
+            max_req_input_len=facts.max_prompt_tokens or facts.max_context_length or 0,
+        )
+
+    def server_info(self, facts: ServerFacts, live: LiveFacts) -> pb.GetServerInfoResponse:
+        return pb.GetServerInfoResponse(
+            server_type=facts.server_type,
+            active_requests=live.active_requests,
+            uptime_seconds=live.uptime_seconds,
+        )
+
+
+def output_logprobs(token_ids: Sequence[int], rows: LogprobRows) -> pb.OutputLogProbs:
+    """Rows in step with their ids, built from whole lists (appending costs two to three times)."""
+    return pb.OutputLogProbs(
+        token_logprobs=rows.values,
+        token_ids=token_ids,
+        top_logprobs=[
+            pb.TopLogProbs(values=values, token_ids=ids)
+            for ids, values in zip(rows.top_ids, rows.top_values)
+        ],
+    )
