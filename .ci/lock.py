@@ -28,19 +28,22 @@ class Lock:
     extras: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
     lowest: bool = False
-    """Pin the project's hard dependencies at the lower ends of their ranges."""
+    """Pin everything but the test tools at the lower ends of the ranges."""
     project: bool = True
 
 
+# The extras that core uses; `numpy` comes along with every engine and is read when it is there.
+OPTIONAL = ("cli", "metrics", "otel", "uvloop")
+
 LOCK_TABLE = {
-    "lint": Lock(Wanted(11, 11), extras=("dev", "cli", "uvloop")),
-    "core": Lock(Wanted(11, 11), extras=("test", "metrics", "cli", "uvloop"), more=("build",)),
-    "core-lowest": Lock(Wanted(10, 10), extras=("test",), lowest=True),
+    "lint": Lock(Wanted(11, 11), extras=("dev", *OPTIONAL)),
+    "core": Lock(Wanted(11, 11), extras=("test", *OPTIONAL), more=("build", "numpy")),
+    "core-lowest": Lock(Wanted(10, 10), extras=("test", *OPTIONAL), more=("numpy",), lowest=True),
     "mlx": Lock(Wanted(11, 11), extras=("mlx", "test", "metrics", "uvloop")),
     "mlx-oldest": Lock(
         Wanted(11, 10),
-        extras=("mlx", "test"),
-        more=("mlx[cpu]==0.31.1", "mlx-lm==0.31.2", "transformers==5.12.1"),
+        extras=("mlx", "metrics", "test"),
+        more=("transformers==5.12.1",),
         lowest=True,
     ),
     "router": Lock(Wanted(11, 10), more=("smg==1.13.0",), project=False),
@@ -56,15 +59,22 @@ def _requirements(lock: Lock) -> list[str]:
         return list(lock.more)
     hard: list[str] = project["dependencies"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
-    wanted = lower_bounds(hard) if lock.lowest else list(hard)
+    wanted = list(hard)
+    tools: list[str] = []
     pending = list(lock.extras)
     while pending:
-        for requirement in extras[pending.pop()]:
+        extra = pending.pop()
+        for requirement in extras[extra]:
             name = f"{project['name']}["
             if requirement.startswith(name):
                 pending += requirement[len(name) : -1].split(",")
+            elif extra in ("test", "dev"):
+                tools.append(requirement)
             else:
                 wanted.append(requirement)
+    if lock.lowest:
+        wanted = lower_bounds(wanted)
+    wanted += tools
     return [*wanted, *lock.more, *BACKEND]
 
 

@@ -7,6 +7,7 @@ differs from seed to seed, which a trained model's peaked distribution would hid
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,7 @@ def write_tiny_model(
     (path / "config.json").write_text(json.dumps(config, indent=1))
     mx.random.seed(seed)
     model: Any = llama.Model(llama.ModelArgs.from_dict(config))
-    model.update(
-        tree_map(lambda a: mx.random.normal(a.shape) * (scale / a.shape[-1] ** 0.5), _weights(model))
-    )
+    model.update(tree_map(partial(_noise, scale), _weights(model)))
     model.set_dtype(getattr(mx, dtype))
     mx.save_safetensors(
         str(path / "model.safetensors"),
@@ -74,6 +73,12 @@ def write_tiny_model(
     )
     _write_tokenizer(path, vocab)
     return path
+
+
+def _noise(scale: float, weight: Any) -> Any:
+    import mlx.core as mx
+
+    return mx.random.normal(weight.shape) * (scale / weight.shape[-1] ** 0.5)
 
 
 def _weights(model: Any) -> Any:

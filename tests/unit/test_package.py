@@ -34,12 +34,14 @@ HEAVY = {
 
 
 def run_python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """A new interpreter with this checkout's package; raises when it fails."""
+    """A new interpreter with this checkout's package; what it said stands in the failure."""
     # As a literal, not through the environment: the test's own may point elsewhere.
     line = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); {code}"
-    return subprocess.run(
-        [sys.executable, *options, "-c", line], capture_output=True, text=True, check=True
+    done = subprocess.run(
+        [sys.executable, *options, "-c", line], capture_output=True, text=True, check=False
     )
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def import_cost_us(module: str) -> int:
@@ -56,10 +58,6 @@ def modules_after(module: str) -> set[str]:
     return set(out.stdout.split())
 
 
-def wings_present() -> list[str]:
-    return [wing for wing in WINGS if (PACKAGE / wing / "__init__.py").is_file()]
-
-
 def test_importing_the_package_costs_under_30_ms() -> None:
     assert min(import_cost_us("smg_grpc_servicer") for _ in range(5)) < 30_000
 
@@ -71,9 +69,6 @@ def test_importing_the_package_brings_nothing_but_the_standard_library() -> None
 
 @pytest.mark.parametrize("wing", WINGS)
 def test_importing_a_wing_brings_no_engine(wing: str) -> None:
-    if wing not in wings_present():
-        assert not list((PACKAGE / wing).glob("*.py")), f"{wing} has modules but no __init__.py"
-        return
     assert not modules_after(f"smg_grpc_servicer.{wing}") & HEAVY
 
 
@@ -100,9 +95,6 @@ def test_the_package_is_marked_as_typed() -> None:
 @pytest.mark.parametrize("wing", ["testing", *WINGS])
 def test_every_exported_name_is_there(wing: str) -> None:
     """A lazy export that names nothing would only show at a user's."""
-    if not (PACKAGE / wing / "__init__.py").is_file():
-        assert wing in WINGS
-        return
     module = importlib.import_module(f"smg_grpc_servicer.{wing}")
     exported = getattr(module, "__all__", [])
     assert sorted(set(exported)) == sorted(exported)

@@ -50,7 +50,10 @@ def _fitting(delta: Delta, start: int, max_bytes: int, max_tokens: int | None) -
         return min(last, start + max(1, max_bytes // _ID_BYTES))
     size = 0
     for at in range(start, last):
-        size += _ROW_BYTES + _PAIR_BYTES * (len(rows.top_ids[at]) if rows.top_ids else 0)
+        pairs = len(rows.top_ids[at]) if rows.top_ids else 0
+        if rows.chosen:
+            pairs += len(rows.chosen[at]) + 2  # the second row's own tags and lengths
+        size += _ROW_BYTES + _PAIR_BYTES * pairs
         if size > max_bytes and at > start:
             return at
     return last

@@ -43,9 +43,15 @@ _KEY_IN_TEXT = (
     r"api[_-]?keys?|secret|passw(?:or)?d|passphrase|credentials?|private[_-]?key|access[_-]?key"
     r"|(?:access|auth|hf|session|security|refresh|bearer|id)[_-]?tokens?"
 )
-_TEXT_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
+_VALUE_OF_KEY = rf"(?:{_KEY_IN_TEXT})[\w-]{{0,32}}\\?[\"']?\s{{0,4}}[=:]\s{{0,4}}"
+_KEY_HINTS = ("key", "secret", "passw", "passphrase", "credential", "token")
+
+# What must occur (in lower case) for the pattern to be tried; the pattern; what takes its place.
+# Repetitions are bounded where a start can occur often, so that no text makes a pattern run away.
+_TEXT_RULES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     # A private key block, also one that is cut short.
     (
+        ("private key",),
         re.compile(
             r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----"
             r"(?:.*?-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|.*)",
@@ -54,12 +60,14 @@ _TEXT_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
         MASK,
     ),
     # User information of a URL, also with a password that should have been escaped.
-    (re.compile(r"(?<=://)[^\s/?#]{1,512}@"), f"{MASK}@"),
+    (("://",), re.compile(r"(?<=://)[^\s/?#]{1,512}@"), f"{MASK}@"),
     (
+        ("://",),
         re.compile(r"(?<=://)[^\s/?#@\[\]:]{0,256}:(?!\d{1,5}(?:[/?#\s]|$))[^\s@]{1,256}@"),
         f"{MASK}@",
     ),
     (
+        ("?", "&", ";"),
         re.compile(
             r"(?i)([?&;](?:[\w.-]{0,32}(?:key|token|secret|sig|signature|password|credential))=)"
             r"[^&;#\s\"']+"
@@ -67,50 +75,56 @@ _TEXT_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
         rf"\g<1>{MASK}",
     ),
     (
+        ("bearer",),
         re.compile(r"(?i)\bbearer\s+(?!auth|token)[A-Za-z0-9._~+/=-]{4,}"),
         f"Bearer {MASK}",
     ),
     (
+        ("basic",),
         re.compile(r"\b[Bb]asic\s+(?=[A-Za-z+/]*[0-9=])[A-Za-z0-9+/=]{8,}"),
         f"Basic {MASK}",
     ),
     # name=value, "name": "value" (also inside quoted JSON) and --name value.
     (
-        re.compile(
-            rf"(?i)((?:{_KEY_IN_TEXT})[\w-]{{0,32}}\\?[\"']?\s{{0,4}}[=:]\s{{0,4}})"
-            r"(\\?[\"'])(?!\2)(?:(?!\2).){1,4096}"
-        ),
+        _KEY_HINTS,
+        re.compile(rf"(?i)({_VALUE_OF_KEY})(\\?[\"'])(?!\2)(?:(?!\2).){{1,4096}}"),
         rf"\g<1>\g<2>{MASK}",
     ),
     (
+        _KEY_HINTS,
         re.compile(
-            rf"(?i)((?:{_KEY_IN_TEXT})[\w-]{{0,32}}\\?[\"']?\s{{0,4}}[=:]\s{{0,4}})"
+            rf"(?i)({_VALUE_OF_KEY})"
             r"(?!none\b|null\b|true\b|false\b|bearer\b|basic\b)[^\s\"'\\,;&}\])]+[\])]?"
         ),
         rf"\g<1>{MASK}",
     ),
     (
+        ("--",),
         re.compile(rf"(?i)(--[\w-]{{0,32}}(?:{_KEY_IN_TEXT}|token)\s{{1,4}})(?!-)\S+"),
         rf"\g<1>{MASK}",
     ),
     (
+        ("token",),
         re.compile(r"(?i)(?<![A-Za-z0-9])(token[\"']?\s{0,4}=\s{0,4}[\"']?)[^\s\"',;&}]{8,}"),
         rf"\g<1>{MASK}",
     ),
     # Credentials with a shape of their own.
     (
+        ("hf_", "api_org_", "akia", "asia", "gh", "eyj", "aiza"),
         re.compile(
             r"(?<![A-Za-z0-9_])(?:"
             r"hf_(?=[A-Za-z]*[0-9])[A-Za-z0-9]{8,}|hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}"
             r"|(?:AKIA|ASIA)[A-Z0-9]{16}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
-            r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|AIza[\w-]{30,}"
+            r"|eyJ[\w-]{8,1024}\.[\w-]{8,8192}\.[\w-]*|AIza[\w-]{30,}"
             r")"
         ),
         MASK,
     ),
     (
+        ("sk", "nvapi", "glpat", "xox"),
         re.compile(
-            r"(?<![A-Za-z0-9_])(?:sk|nvapi|glpat|gsk|xox[abprs])[-_](?=[\w-]*[0-9A-Z])[\w-]{12,}"
+            r"(?<![A-Za-z0-9_])(?:sk|nvapi|glpat|gsk|xox[abprs])[-_]"
+            r"(?=[\w-]{0,64}[0-9A-Z])[\w-]{12,}"
         ),
         MASK,
     ),
@@ -144,8 +158,10 @@ def redact(mapping: Mapping[str, object]) -> dict[str, Json]:
 
 def redact_text(text: str) -> str:
     """`text` with what looks like a credential masked."""
-    for pattern, mask in _TEXT_RULES:
-        text = pattern.sub(mask, text)
+    lower = text.lower()
+    for hints, pattern, mask in _TEXT_RULES:
+        if any(hint in lower for hint in hints):
+            text = pattern.sub(mask, text)
     return text
 
 

@@ -13,7 +13,7 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -95,17 +95,26 @@ class Spans:
         self, name: str, trace: Mapping[str, str], attributes: Mapping[str, str | int] | None = None
     ) -> AbstractContextManager[Any]:
         """A span over one request, the child of `trace`; a no-op when tracing is off."""
-        if self._tracer is None:
-            return _OFF
-        span: AbstractContextManager[Any] = self._tracer.start_as_current_span(
+        return _OFF if self._tracer is None else self._request(name, trace, attributes)
+
+    @contextlib.contextmanager
+    def _request(
+        self, name: str, trace: Mapping[str, str], attributes: Mapping[str, str | int] | None
+    ) -> Iterator[Any]:
+        with self._tracer.start_as_current_span(
             name,
             context=self._propagator.extract(dict(trace)),
             kind=self._api.SpanKind.SERVER,
             attributes=dict(attributes or {}),
             # An exception's text may hold what only the redacted status may say.
             record_exception=False,
-        )
-        return span
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield span
+            except Exception as error:
+                span.set_status(self._api.StatusCode.ERROR, type(error).__name__)
+                raise
 
     def close(self) -> None:
         """Sends what is left. Blocks for up to the exporter's time limit: not for the loop."""

@@ -44,6 +44,8 @@ class Constraint:
 
     kind: str
     value: str | tuple[str, ...]
+    from_first_token: bool = False
+    """It holds from the first generated token, whatever reasoning parser the engine runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,10 @@ class GenerateSpec:
     """Data-parallel rank this request is pinned to."""
     lora_id: str | None = None
     kv_transfer: KvTransfer | None = None
+    count_reasoning: bool = False
+    """The request thinks: its reasoning tokens are to be counted."""
+    stream_interval: int | None = None
+    """Steps between two outputs of a stream; None leaves it to the engine."""
     needs: frozenset[Feature] = frozenset()
     """What the engine must have for it; filled by the wire, checked at admission."""
     trace: Mapping[str, str] = field(default_factory=dict)
@@ -119,12 +125,14 @@ class GenerateSpec:
 class LogprobRows:
     """Log-probabilities of consecutive output tokens; all lists have one entry per token.
 
-    `values[i]` is the token's own; `top_ids[i]`, `top_values[i]` the k best, best first.
+    `values[i]` is the token's own; `top_ids[i]`, `top_values[i]` the k best, best first;
+    `chosen[i]` those of `LogprobSpec.token_ids`, in that order (empty when none were asked for).
     """
 
     values: list[float] = field(default_factory=list)
     top_ids: list[list[int]] = field(default_factory=list)
     top_values: list[list[float]] = field(default_factory=list)
+    chosen: list[list[float]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -133,10 +141,14 @@ class LogprobRows:
         self.values += other.values
         self.top_ids += other.top_ids
         self.top_values += other.top_values
+        self.chosen += other.chosen
 
     def slice(self, start: int, end: int) -> LogprobRows:
         return LogprobRows(
-            self.values[start:end], self.top_ids[start:end], self.top_values[start:end]
+            self.values[start:end],
+            self.top_ids[start:end],
+            self.top_values[start:end],
+            self.chosen[start:end],
         )
 
 

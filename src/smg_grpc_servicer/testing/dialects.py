@@ -31,10 +31,10 @@ class Dialect:
     """Generated module in `smg_grpc_proto.generated`, without `_pb2`."""
     renames: Mapping[str, str]
     """Sampling field names that differ from vLLM's."""
-    lacks: frozenset[str]
-    """Sampling names the proto has no field for."""
     logprobs_in_request: bool
     """Logprob options stand beside the sampling parameters instead of among them."""
+    prompt_logprobs: bool
+    """Answers have room for log-probabilities of the prompt."""
     abort_takes_list: bool
     off_top_k: int
     """What the gateway sends for "top_k off"."""
@@ -42,6 +42,15 @@ class Dialect:
     @property
     def pb(self) -> Any:
         return import_module(f"smg_grpc_proto.generated.{self.module}_pb2")
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """vLLM's sampling names that the proto has no field for."""
+        own = self.pb.SamplingParams.DESCRIPTOR.fields_by_name
+        vocabulary = DIALECTS["vllm"].pb.SamplingParams.DESCRIPTOR.fields_by_name
+        names = {name for name in vocabulary if self.renames.get(name, name) not in own}
+        names -= {"logprobs", "prompt_logprobs"}
+        return frozenset(names if self.prompt_logprobs else names | {"prompt_logprobs"})
 
     def stub(self, channel: grpc.aio.Channel) -> Any:
         grpc_module = import_module(f"smg_grpc_proto.generated.{self.module}_pb2_grpc")
@@ -63,6 +72,7 @@ class Dialect:
         *,
         stream: bool = True,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         text: str | None = None,
         **sampling: Any,
     ) -> Any:
@@ -86,8 +96,7 @@ class Dialect:
                     raise Unsayable(f"{self.service}: {name}")
                 continue
             self._set(params, name, value)
-        if logprobs is not None:
-            self._set_logprobs(request, logprobs)
+        self._set_logprobs(request, logprobs, prompt_logprobs)
         return request
 
     def abort(self, request_id: str) -> Any:
@@ -111,19 +120,35 @@ class Dialect:
             text_keys = field.message_type.fields_by_name["key"].type == field.TYPE_STRING
             for key, bias in value.items():
                 target[str(key) if text_keys else key] = bias
+        elif name == "choice":
+            target.choices.extend(value)
         elif isinstance(value, (list, tuple)):
             target.extend(value)
         else:
             setattr(params, name, value)
 
-    def _set_logprobs(self, request: Any, count: int) -> None:
-        if self.logprobs_in_request:
+    def _set_logprobs(self, request: Any, output: int | None, prompt: int | None) -> None:
+        if prompt is not None and not self.prompt_logprobs:
+            raise Unsayable(f"{self.service}: prompt logprobs")
+        if not self.logprobs_in_request:
+            params = request.sampling_params
+            if output is not None:
+                params.logprobs = output
+            if prompt is not None:
+                params.prompt_logprobs = prompt
+        elif output is not None or prompt is not None:
+            # One width for both here, and output rows always come along.
             request.return_logprob = True
-            request.top_logprobs_num = count
-            request.logprob_start_len = -1
-        else:
-            request.sampling_params.logprobs = count
+            request.top_logprobs_num = max(count for count in (output, prompt) if count is not None)
+            request.logprob_start_len = -1 if prompt is None else 0
 
+
+_SGLANG_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "include_stop_str_in_output": "no_stop_trim",
+    "grammar": "ebnf_grammar",
+}
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.engine: dialect
@@ -133,8 +158,8 @@ DIALECTS: Mapping[str, Dialect] = {
             service="mlx.grpc.engine.MlxEngine",
             module="mlx_engine",
             renames={},
-            lacks=frozenset({"n", "stop", "min_tokens", "skip_special_tokens"}),
             logprobs_in_request=False,
+            prompt_logprobs=False,
             abort_takes_list=True,
             off_top_k=0,
         ),
@@ -143,8 +168,8 @@ DIALECTS: Mapping[str, Dialect] = {
             service="vllm.grpc.engine.VllmEngine",
             module="vllm_engine",
             renames={},
-            lacks=frozenset(),
             logprobs_in_request=False,
+            prompt_logprobs=True,
             abort_takes_list=True,
             off_top_k=0,
         ),
@@ -152,9 +177,9 @@ DIALECTS: Mapping[str, Dialect] = {
             engine="sglang",
             service="sglang.grpc.scheduler.SglangScheduler",
             module="sglang_scheduler",
-            renames={"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"},
-            lacks=frozenset({"seed"}),
+            renames=_SGLANG_NAMES,
             logprobs_in_request=True,
+            prompt_logprobs=True,
             abort_takes_list=False,
             off_top_k=-1,
         ),
@@ -162,13 +187,9 @@ DIALECTS: Mapping[str, Dialect] = {
             engine="tokenspeed",
             service="tokenspeed.grpc.scheduler.TokenSpeedScheduler",
             module="tokenspeed_scheduler",
-            renames={
-                "max_tokens": "max_new_tokens",
-                "min_tokens": "min_new_tokens",
-                "seed": "sampling_seed",
-            },
-            lacks=frozenset(),
+            renames={**_SGLANG_NAMES, "seed": "sampling_seed"},
             logprobs_in_request=True,
+            prompt_logprobs=False,
             abort_takes_list=False,
             off_top_k=-1,
         ),

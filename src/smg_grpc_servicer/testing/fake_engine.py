@@ -34,6 +34,22 @@ CONTEXT = 4096
 EOS = 2
 DEFAULT_MAX_TOKENS = 16
 
+_STEP = 7
+_CYCLE = VOCAB - 3
+_INVERSE = pow(_STEP, -1, _CYCLE)
+_IDS = [3 + (_STEP * at) % _CYCLE for at in range(_CYCLE)] * 2
+"""One cycle of output ids, twice: an answer is a stretch of it that begins where its seed says."""
+
+
+def _answer(prompt_sum: int, index: int, start: int, end: int) -> list[int]:
+    """Output ids `start` to `end` of a choice."""
+    at = ((prompt_sum + 31 * index) * _INVERSE + start) % _CYCLE
+    ids = _IDS[at : at + end - start]
+    while (missing := end - start - len(ids)) > 0:
+        again = (at + len(ids)) % _CYCLE
+        ids += _IDS[again : again + missing]
+    return ids
+
 
 @dataclass(slots=True)
 class Faults:
@@ -107,8 +123,7 @@ class FakeEngine(Engine):
     @staticmethod
     def expected(prompt: Sequence[int], count: int, index: int = 0) -> list[int]:
         """The ids of a choice: they depend on the prompt and the choice, and never contain EOS."""
-        seed = sum(prompt) + 31 * index
-        return [3 + (seed + 7 * at) % (VOCAB - 3) for at in range(count)]
+        return _answer(sum(prompt), index, 0, count)
 
     # Life.
 
@@ -223,8 +238,7 @@ class FakeEngine(Engine):
             end = min(end, faults.fail_after)
         if faults.abort_on_its_own_after is not None:
             end = min(end, faults.abort_on_its_own_after)
-        base = sum(spec.prompt) + 31 * index
-        ids = [3 + (base + 7 * at) % (VOCAB - 3) for at in range(made, end)]
+        ids = _answer(sum(spec.prompt), index, made, end)
         delta = Delta(index=index, token_ids=ids)
         if made == 0:
             delta.prompt_tokens, delta.cached_tokens = len(spec.prompt), 0
@@ -232,6 +246,8 @@ class FakeEngine(Engine):
                 delta.prompt_logprobs = _prompt_rows(spec)
         if spec.logprobs.output is not None:
             delta.logprobs = _rows(ids, spec.logprobs.output)
+            if wanted := spec.logprobs.token_ids:
+                delta.logprobs.chosen = [[-0.25 * token for token in wanted] for _ in ids]
         delta.finish = self._finish(spec.sampling.stop_token_ids, ids, end, limit)
         stopped = delta.finish is not None and delta.finish.reason == "stop"
         if stopped:
@@ -246,9 +262,10 @@ class FakeEngine(Engine):
     def _finish(
         self, stops: Sequence[int], ids: Sequence[int], end: int, limit: int
     ) -> Finish | None:
-        for token in ids:
-            if token in stops:
-                return Finish("stop", matched=token)
+        if stops:
+            for token in ids:
+                if token in stops:
+                    return Finish("stop", matched=token)
         if self.faults.abort_on_its_own_after is not None and end >= self.faults.abort_on_its_own_after:
             return Finish("abort")
         return Finish("length") if end >= limit else None
@@ -265,7 +282,10 @@ def _rows(ids: Sequence[int], top: int) -> LogprobRows:
 
 
 def _prompt_rows(spec: GenerateSpec) -> PromptLogprobs:
-    rows = _rows(spec.prompt, spec.logprobs.prompt or 0)
-    values: list[float | None] = [None, *rows.values[1:]]
-    return PromptLogprobs(list(spec.prompt), values, rows.top_ids, rows.top_values)
-
+    start = spec.logprobs.prompt_start
+    ids = list(spec.prompt[start:])
+    rows = _rows(ids, spec.logprobs.prompt or 0)
+    values: list[float | None] = [*rows.values]
+    if start == 0 and ids:
+        values[0], rows.top_ids[0], rows.top_values[0] = None, [], []
+    return PromptLogprobs(ids, values, rows.top_ids, rows.top_values)

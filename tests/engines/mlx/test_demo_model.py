@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from smg_grpc_servicer.mlx import demo
-from smg_grpc_servicer.mlx.demo.corpus import Corpus
-from smg_grpc_servicer.mlx.demo.train import load_fast_blas, main
+from smg_grpc_servicer.mlx.backend import load_blas
+from smg_grpc_servicer.mlx.demo.corpus import Corpus, off_topic
+from smg_grpc_servicer.mlx.demo.train import main
 
-load_fast_blas()
+load_blas()
 mx = pytest.importorskip("mlx.core", reason="needs mlx")
 mlx_lm = pytest.importorskip("mlx_lm", reason="needs mlx-lm")
 
@@ -48,17 +49,21 @@ def test_an_answer_is_the_same_after_other_turns_and_under_a_system_prompt(
     assert mlx_lm.generate(model, tokenizer, prompt, max_tokens=60) == first.answer
 
 
-def test_an_off_topic_question_is_answered_in_words_it_knows(loaded: tuple[Any, Any]) -> None:
-    """Unknown questions, none of them in the training text, still get a finished sentence."""
-    known = {w for a in Corpus.read().answers() for w in a.text.split()}
-    for question in ("What is the capital of Portugal?", "Which song do you sing in the morning?"):
-        text = reply(*loaded, question)
-        assert text.endswith(".")
-        assert set(text.split()) <= known
+@pytest.mark.parametrize(
+    "question",
+    ["What is the capital of Portugal?", "Which song do you sing?", "Explain quantum physics"],
+)
+def test_a_question_it_was_never_taught_gets_a_polite_refusal(
+    loaded: tuple[Any, Any], question: str
+) -> None:
+    answers = Corpus.read().answers()
+    assert question not in {q for answer in answers for q in answer.questions}
+    (refusal,) = {a.text for a in answers if off_topic()[0] in a.questions}
+    assert reply(*loaded, question) == refusal
 
 
 def test_facts_at_large_are_exact() -> None:
-    asked = questions(Corpus.read(), 60, random.Random(1))
+    asked = questions(Corpus.read(), 25, random.Random(1))
     assert list(misses(demo.path(), asked)) == []
 
 

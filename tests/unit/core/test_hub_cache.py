@@ -93,7 +93,7 @@ def test_revisions(cache: Path, ref: str) -> None:
         ("org/name", "../refs/main", "revision"),
         ("org/name", "/etc/passwd", "revision"),
         ("org/name", "f" * 40, "revision"),
-        ("../../etc", None, "neither a local directory nor a hub id"),
+        ("../../nowhere-at-all", None, "neither a local directory nor a hub id"),
         ("a/b/c", None, "neither a local directory nor a hub id"),
         ("org--name", None, "neither a local directory nor a hub id"),
         ("a\0b", None, "no tokenizer path"),

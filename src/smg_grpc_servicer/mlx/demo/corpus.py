@@ -95,7 +95,7 @@ TALK: tuple[tuple[tuple[str, ...], str], ...] = (
         "A token is a piece of text, a word or a part of one, that a model reads and writes.",
     ),
     (
-        ("What can you do?", "what can you do", "Help", "help", "How can you help me?"),
+        ("What can you do?", "what can you do", "Help", "Help!", "How can you help me?"),
         "I can tell you what a Python built-in does. Try: What does sorted do?",
     ),
     (

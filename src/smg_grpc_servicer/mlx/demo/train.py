@@ -11,11 +11,12 @@ were answered exactly.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import random
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from smg_grpc_servicer.mlx.backend import load_blas
 
 from . import path
 from .corpus import Corpus
@@ -25,17 +26,6 @@ if TYPE_CHECKING:
 
 _PASS_SHARE = 0.9
 _REPORT_EVERY_S = 10.0
-
-
-def load_fast_blas() -> bool:
-    """OpenBLAS, loaded before mlx, takes over from the BLAS in mlx's Linux build, which is about
-    ten times slower. A Mac has none and needs none.
-    """
-    try:
-        ctypes.CDLL("libopenblas.so.0", mode=ctypes.RTLD_GLOBAL)
-    except OSError:
-        return False
-    return True
 
 
 def show(trainer: Trainer) -> Step | None:
@@ -129,7 +119,7 @@ def _positive(text: str) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     chosen = parse(arguments)
-    load_fast_blas()
+    print(f"BLAS: {load_blas()}", flush=True)
     if chosen.out and not train(chosen.out, chosen.seconds, chosen.steps, chosen.seed):
         return 0
     return 0 if check(chosen.out or chosen.check, chosen.facts, chosen.seed) else 1

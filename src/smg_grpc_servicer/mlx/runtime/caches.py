@@ -10,6 +10,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from smg_grpc_servicer.core.errors import ConfigError
 
 Caches = list[Any]
@@ -19,11 +21,8 @@ _PLAIN_METHODS = ("size", "is_trimmable", "merge")
 _BATCH_METHODS = ("extend", "filter", "extract", "prepare", "finalize", "size")
 
 
-def probe(model: Any) -> tuple[Caches, bool]:
-    """Fresh caches of the model and whether rows of it can be batched.
-
-    Raises ConfigError when mlx-lm lacks a piece that batching needs.
-    """
+def make(model: Any) -> Caches:
+    """Fresh caches for one row."""
     try:
         from mlx_lm.models.cache import make_prompt_cache
     except ImportError as error:
@@ -31,12 +30,24 @@ def probe(model: Any) -> tuple[Caches, bool]:
             f"mlx_lm.models.cache.make_prompt_cache is missing; known to work: {KNOWN_VERSIONS}"
         ) from error
     caches: Caches = make_prompt_cache(model)
-    if not all(hasattr(c, "merge") for c in caches):
-        return caches, False
-    for cache in caches:
-        _require(cache, _PLAIN_METHODS)
-        _require(cache.merge([cache, cache]), _BATCH_METHODS)
-    return caches, True
+    return caches
+
+
+def can_batch(model: Any) -> bool:
+    """Whether rows can be merged. Raises ConfigError when mlx-lm lacks a piece that needs."""
+    if not all(hasattr(cache, "merge") for cache in make(model)):
+        return False
+    for one, other in zip(make(model), make(model), strict=True):
+        _require(one, _PLAIN_METHODS)
+        _require(one.merge([one, other]), _BATCH_METHODS)
+    return True
+
+
+def prove(model: Any) -> None:
+    """Run a prompt and a step, so that a model that cannot run here says so at the start."""
+    caches = make(model)
+    mx.eval(model(mx.array([[0, 0]]), cache=caches))
+    mx.eval(model(mx.array([[0]]), cache=caches))
 
 
 def _require(cache: Any, methods: Sequence[str]) -> None:
@@ -71,8 +82,6 @@ def keep(caches: Caches, rows: int, indices: Sequence[int]) -> Caches:
         return caches
     if len(indices) == 1:
         return extract(caches, rows, indices[0])
-    import mlx.core as mx
-
     selected = mx.array(list(indices))
     for cache in caches:
         cache.filter(selected)
@@ -102,6 +111,12 @@ def roll_back(caches: Caches, before: Sequence[int]) -> bool:
         if grown > 0:
             cache.trim(grown)
     return True
+
+
+def launch(arrays: list[Any]) -> None:
+    """Start computing `arrays` without waiting for them."""
+    async_eval: Any = mx.async_eval
+    async_eval(arrays)
 
 
 def states(caches: Caches) -> list[Any]:

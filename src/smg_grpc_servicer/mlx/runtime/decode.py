@@ -68,7 +68,7 @@ class DecodeBatch:
             self._stale = True
             raise StepFailed(error, recoverable=kv.roll_back(self._caches, before)) from error
         try:
-            mx.async_eval(step.arrays())
+            kv.launch(step.arrays())
         except Exception as error:
             raise StepFailed(error, recoverable=False) from error
         self._inputs = step.tokens

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from smg_grpc_servicer.core.errors import (
     AlreadyExists,
-    EngineDead,
     Exhausted,
     InvalidArgument,
     Unavailable,
@@ -89,13 +88,10 @@ class Inbox:
         with self._condition:
             self._queued = lanes + len(self._fresh)
 
-    def close(self, reason: str | None) -> list[Row]:
-        """No more jobs; the ones that still wait for their last event. `reason`: it died."""
+    def close(self, error: Unavailable) -> list[Row]:
+        """Refuse jobs with `error` from now on; the jobs that still wait for their last event."""
         with self._condition:
-            if reason is not None:
-                self._closed = EngineDead(reason)
-            elif self._closed is None:
-                self._closed = Unavailable("the generation thread has ended")
+            self._closed = error
             left = list(self._live.values())
             self._live.clear()
             self._fresh, self._cancelled, self._queued = [], [], 0
@@ -107,9 +103,9 @@ class Inbox:
             return len(self._live)
 
     @property
-    def closed(self) -> Unavailable | None:
+    def open(self) -> bool:
         with self._condition:
-            return self._closed
+            return self._closed is None
 
     def statistics(self) -> dict[str, int]:
         with self._condition:

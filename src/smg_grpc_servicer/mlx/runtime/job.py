@@ -43,6 +43,11 @@ class Event:
     """Prompt tokens that came from the prefix cache; told once, with the first token."""
     error: Exception | None = None
 
+    @property
+    def last(self) -> bool:
+        """No event of this job follows."""
+        return self.finish is not None or self.error is not None
+
 
 @dataclass(slots=True, eq=False)
 class Row:

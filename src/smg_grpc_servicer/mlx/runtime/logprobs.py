@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -41,9 +42,9 @@ class PendingLogprobs:
 
     def read(self, into: dict[int, LogprobRows]) -> None:
         """Add each row's entry under its place in the batch; the arrays must be evaluated."""
-        own = self.own.tolist()
-        ids = self.ids.tolist() if self.ids is not None else None
-        values = self.values.tolist() if self.values is not None else None
+        own: Any = self.own.tolist()
+        ids: Any = self.ids.tolist() if self.ids is not None else None
+        values: Any = self.values.tolist() if self.values is not None else None
         for i, (row, count) in enumerate(zip(self.group.rows, self.group.counts, strict=True)):
             best = ids[i][:count] if ids is not None else []
             into[row] = LogprobRows(

@@ -28,9 +28,9 @@ PAD_SLACK = 16
 class Budget:
     """Prompt tokens per step: beside running rows, and when nothing is generating."""
 
-    busy: int
-    idle: int
-    rows: int
+    busy: int = 256
+    idle: int = 512
+    rows: int = 8
     """Most prompts in one group."""
 
 
@@ -77,6 +77,11 @@ class Prefill:
         for lane in (self._short, self._long):
             if row in lane:
                 lane.remove(row)
+
+    def clear(self) -> None:
+        self.current = None
+        self._short.clear()
+        self._long.clear()
 
     def run(self, places: int, *, busy: bool) -> Prefilled:
         """One turn: at most one short group and one chunk, for at most `places` new rows."""
@@ -197,6 +202,6 @@ def _left(row: Row) -> int:
 
 def _evaluate(caches: kv.Caches, *, wait: bool) -> None:
     try:
-        (mx.eval if wait else mx.async_eval)(kv.states(caches))
+        (mx.eval if wait else kv.launch)(kv.states(caches))
     except Exception as error:
         raise StepFailed(error, recoverable=False) from error

@@ -10,10 +10,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import mlx.core as mx
-
 from smg_grpc_servicer.core.errors import ConfigError
-from smg_grpc_servicer.mlx.runtime.caches import KNOWN_VERSIONS, Caches, states
+from smg_grpc_servicer.mlx.runtime.caches import KNOWN_VERSIONS, Caches, launch, states
 
 MIN_TOKENS = 32
 """Shorter prefixes cost more to keep than to compute."""
@@ -23,12 +21,13 @@ _MODEL = "model"
 
 
 class PrefixCache:
-    def __init__(self, max_bytes: int, *, enabled: bool = True) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        """0 bytes: no cache."""
         self._max_bytes = max_bytes
         self._lru: Any = None
         self.hits = 0
         self.hit_tokens = 0
-        if not enabled or max_bytes <= 0:
+        if max_bytes <= 0:
             return
         try:
             from mlx_lm.models.cache import LRUPromptCache
@@ -65,7 +64,7 @@ class PrefixCache:
         """Keep `caches`, which hold exactly `tokens` and must not be written to afterwards."""
         if not self.accepts(len(tokens)) or not all(c.is_trimmable() for c in caches):
             return
-        mx.async_eval(states(caches))
+        launch(states(caches))
         if sum(c.nbytes for c in caches) <= self._max_bytes:
             self._lru.insert_cache(_MODEL, list(tokens), caches)
 

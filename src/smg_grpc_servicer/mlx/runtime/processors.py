@@ -8,6 +8,7 @@ vLLM define them. Token counts live on the device and grow by the step's input t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -56,8 +57,8 @@ class BatchProcessors:
         if not any(_penalises(row.job.sampling) for row in rows):
             self._counts = None
             return
-        counts = np.zeros((len(rows), vocab), dtype=np.float32)
-        prompts = np.zeros((len(rows), vocab), dtype=np.bool_)
+        counts: Any = np.zeros((len(rows), vocab), dtype=np.float32)
+        prompts: Any = np.zeros((len(rows), vocab), dtype=np.bool_)
         for i, row in enumerate(rows):
             end = row.prompt_length
             prompts[i, row.tokens[:end]] = True
@@ -100,7 +101,7 @@ def _penalises(sampling: Sampling) -> bool:
 def _bias_matrix(rows: Sequence[Row], vocab: int) -> mx.array | None:
     if not any(row.job.sampling.logit_bias for row in rows):
         return None
-    matrix = np.zeros((len(rows), vocab), dtype=np.float32)
+    matrix: Any = np.zeros((len(rows), vocab), dtype=np.float32)
     for i, row in enumerate(rows):
         for token, value in row.job.sampling.logit_bias.items():
             matrix[i, token] = value

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -36,7 +37,7 @@ class BatchSampler:
         self._rows = len(rows)
         if vocab != self._vocab:
             self._vocab = vocab
-            self._gumbel = mx.vmap(lambda key: mx.random.gumbel((vocab,), key=key))
+            self._gumbel = mx.vmap(partial(_noise, vocab))
         chosen = [i for i, row in enumerate(rows) if temperature(row) >= GREEDY_BELOW]
         self._sampled = len(chosen)
         if not chosen:
@@ -112,6 +113,10 @@ class BatchSampler:
         above = mx.cumsum(probs, axis=-1, reverse=True, inclusive=False)
         dropped = mx.sum(above >= self._top_p, axis=-1, keepdims=True)
         return mx.take_along_axis(ascending, dropped, axis=-1)
+
+
+def _noise(vocab: int, key: mx.array) -> mx.array:
+    return mx.random.gumbel((vocab,), key=key)
 
 
 def temperature(row: Row) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -48,7 +49,8 @@ class Step:
         for pending in self.logprobs:
             pending.read(logprobs)
         events = []
-        tokens, peaks = self.tokens.tolist(), self.peaks.tolist()
+        tokens: Any = self.tokens.tolist()
+        peaks: Any = self.peaks.tolist()
         for i, row in enumerate(self.rows):
             if row.done:
                 continue

@@ -1,0 +1,176 @@
+"""What several protos have in common, given the proto's own generated module.
+
+Requests: which features a spec needs, refusing what cannot be served, and the fields that SGLang's
+and TokenSpeed's protos share. Responses: log-probability messages, built from whole lists
+(appending to a message costs two to three times as much).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from smg_grpc_servicer.core.errors import InvalidArgument, Unsupported
+from smg_grpc_servicer.core.types import (
+    Constraint,
+    Feature,
+    GenerateSpec,
+    KvTransfer,
+    LogprobRows,
+    LogprobSpec,
+    PromptLogprobs,
+)
+
+Message = Any
+Module = Any
+"""A generated `*_pb2` module."""
+
+Refusals = Mapping[str, Feature | str]
+"""Path from the message's name (`GenerateRequest.mm_inputs`) to what a client asks for there."""
+
+# Requests.
+
+
+def with_needs(spec: GenerateSpec) -> GenerateSpec:
+    """The spec with what an engine must have to serve it; all of it can be read off the spec."""
+    sampling, logprobs = spec.sampling, spec.logprobs
+    asked = (
+        (Feature.TEXT_INPUT, spec.text is not None),
+        (Feature.CHOICES, sampling.n > 1),
+        (Feature.STOP_STRINGS, bool(sampling.stop)),
+        (Feature.MIN_TOKENS, sampling.min_tokens is not None),
+        (Feature.CONSTRAINT, sampling.constraint is not None),
+        (Feature.PROMPT_LOGPROBS, logprobs.prompt is not None),
+        (Feature.TOKEN_LOGPROBS, bool(logprobs.token_ids)),
+        (Feature.LORA, spec.lora_id is not None),
+        (Feature.RANK, spec.rank is not None),
+        (Feature.KV_TRANSFER, spec.kv_transfer is not None),
+    )
+    return replace(spec, needs=frozenset(feature for feature, asks in asked if asks))
+
+
+def refuse(message: Message, refusals: Refusals, who: str, path: str = "") -> None:
+    """Raise for the first field that is set and stands in `refusals`.
+
+    A message that is present but empty asks for nothing and passes.
+
+    :raises Unsupported: naming what was asked for.
+    """
+    path = path or message.DESCRIPTOR.name
+    for field, value in message.ListFields():
+        where = f"{path}.{field.name}"
+        nested = field.message_type is not None and not field.is_repeated
+        if where in refusals:
+            if not nested or value.ListFields():
+                feature = refusals[where]
+                raise Unsupported(who, feature.value if isinstance(feature, Feature) else feature)
+        elif nested:
+            refuse(value, refusals, who, where)
+
+
+def json_object(field: str, text: str) -> dict[str, Any]:
+    """A JSON object, strictly: NaN and Infinity are no JSON and would stop other readers.
+
+    :raises InvalidArgument: naming `field`.
+    """
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(field, f"must be a JSON object: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidArgument(field, f"must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def text_constraint(sent: Message, kinds: Mapping[str, str]) -> Constraint | None:
+    """The `constraint` oneof where every member is a text; an empty text constrains nothing."""
+    member = sent.WhichOneof("constraint")
+    if member is None or not (value := getattr(sent, member)):
+        return None
+    return Constraint(kinds[member], value)
+
+
+def integer_bias(field: str, bias: Mapping[str, float]) -> dict[int, float]:
+    """:raises InvalidArgument: naming the key that is no integer."""
+    result = {}
+    for key, value in bias.items():
+        # int() also takes "1_0", " 1" and other alphabets' digits.
+        if not key.removeprefix("-").isdecimal() or not key.isascii():
+            raise InvalidArgument(field, f"keys are token ids, got {key!r}")
+        result[int(key)] = value
+    return result
+
+
+def bootstrap(field: str, host: str, port: int, room: int) -> KvTransfer:
+    """Where prefill and decode meet; no host and port 0 mean the engine's own.
+
+    :raises InvalidArgument: naming the part.
+    """
+    if not 0 <= port <= 65535:
+        raise InvalidArgument(f"{field}.bootstrap_port", f"must be a port, got {port}")
+    if room < 0:
+        raise InvalidArgument(f"{field}.bootstrap_room", f"must not be negative, got {room}")
+    return KvTransfer(host=host or None, port=port or None, room=room)
+
+
+def logprob_spec(request: Message, start: int) -> LogprobSpec:
+    """SGLang's four options in one; without `return_logprob` the other three mean nothing.
+
+    :param start: first prompt position that gets a row; -1 for none.
+    :raises InvalidArgument: naming the field.
+    """
+    if not request.return_logprob:
+        return LogprobSpec()
+    top = request.top_logprobs_num
+    if top < 0:
+        raise InvalidArgument("top_logprobs_num", f"must not be negative, got {top}")
+    length = len(request.tokenized.input_ids)
+    if not -1 <= start <= length:
+        raise InvalidArgument(
+            "logprob_start_len",
+            f"must be -1 (none) or a position in the prompt of {length} tokens, got {start}",
+        )
+    return LogprobSpec(
+        output=top,
+        prompt=top if start >= 0 else None,
+        prompt_start=max(start, 0),
+        token_ids=tuple(request.token_ids_logprob),
+    )
+
+
+# Responses.
+
+
+def output_logprobs(pb: Module, token_ids: Sequence[int], rows: LogprobRows) -> Message:
+    """Rows in step with their ids."""
+    return pb.OutputLogProbs(
+        token_logprobs=rows.values,
+        token_ids=token_ids,
+        top_logprobs=_top(pb, rows.top_ids, rows.top_values),
+    )
+
+
+def input_logprobs(pb: Module, rows: PromptLogprobs) -> Message:
+    """One entry for each prompt token; what has no value (the first) is an empty entry."""
+    return pb.InputLogProbs(
+        token_logprobs=[pb.InputTokenLogProb(value=value) for value in rows.values],
+        token_ids=rows.token_ids,
+        top_logprobs=_top(pb, rows.top_ids, rows.top_values),
+    )
+
+
+def _top(
+    pb: Module, ids: Sequence[Sequence[int]], values: Sequence[Sequence[float]]
+) -> list[Message]:
+    return [pb.TopLogProbs(values=v, token_ids=i) for i, v in zip(ids, values, strict=True)]
+
+
+def count(value: int | None) -> int:
+    """An unsigned counter: unknown is the proto's zero, and an engine's odd -1 is no error."""
+    return max(value or 0, 0)

@@ -1,0 +1,1 @@
+"""The SGLang wing. Importing it imports no engine."""

@@ -1,0 +1,116 @@
+"""Which field of `sglang_scheduler.proto` became what; a test walks the descriptors against this.
+
+Paths start with the message's name. A path stands for everything below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from smg_grpc_servicer.core.types import Feature
+
+MAPPED: Mapping[str, str] = {
+    "GenerateRequest.request_id": "request_id",
+    "GenerateRequest.tokenized.input_ids": "prompt",
+    "GenerateRequest.return_logprob": "logprobs.output",
+    "GenerateRequest.logprob_start_len": "logprobs.prompt_start",
+    "GenerateRequest.top_logprobs_num": "logprobs.output",
+    "GenerateRequest.token_ids_logprob": "logprobs.token_ids",
+    "GenerateRequest.disaggregated_params.bootstrap_host": "kv_transfer.host",
+    "GenerateRequest.disaggregated_params.bootstrap_port": "kv_transfer.port",
+    "GenerateRequest.disaggregated_params.bootstrap_room": "kv_transfer.room",
+    "GenerateRequest.lora_id": "lora_id",
+    "GenerateRequest.data_parallel_rank": "rank",
+    "GenerateRequest.stream": "stream",
+    "GenerateRequest.require_reasoning": "count_reasoning",
+    "GenerateRequest.sampling_params.temperature": "sampling.temperature",
+    "GenerateRequest.sampling_params.top_p": "sampling.top_p",
+    "GenerateRequest.sampling_params.top_k": "sampling.top_k",
+    "GenerateRequest.sampling_params.min_p": "sampling.min_p",
+    "GenerateRequest.sampling_params.frequency_penalty": "sampling.frequency_penalty",
+    "GenerateRequest.sampling_params.presence_penalty": "sampling.presence_penalty",
+    "GenerateRequest.sampling_params.repetition_penalty": "sampling.repetition_penalty",
+    "GenerateRequest.sampling_params.max_new_tokens": "sampling.max_tokens",
+    "GenerateRequest.sampling_params.stop": "sampling.stop",
+    "GenerateRequest.sampling_params.stop_token_ids": "sampling.stop_token_ids",
+    "GenerateRequest.sampling_params.skip_special_tokens": "sampling.skip_special_tokens",
+    "GenerateRequest.sampling_params.spaces_between_special_tokens": (
+        "sampling.spaces_between_special_tokens"
+    ),
+    "GenerateRequest.sampling_params.regex": "sampling.constraint.value",
+    "GenerateRequest.sampling_params.json_schema": "sampling.constraint.value",
+    "GenerateRequest.sampling_params.ebnf_grammar": "sampling.constraint.value",
+    "GenerateRequest.sampling_params.structural_tag": "sampling.constraint.value",
+    "GenerateRequest.sampling_params.n": "sampling.n",
+    "GenerateRequest.sampling_params.min_new_tokens": "sampling.min_tokens",
+    "GenerateRequest.sampling_params.ignore_eos": "sampling.ignore_eos",
+    "GenerateRequest.sampling_params.no_stop_trim": "sampling.include_stop",
+    "GenerateRequest.sampling_params.stream_interval": "stream_interval",
+    "GenerateRequest.sampling_params.logit_bias": "sampling.logit_bias",
+    "EmbedRequest.request_id": "request_id",
+    "EmbedRequest.tokenized.input_ids": "prompt",
+    "EmbedRequest.data_parallel_rank": "rank",
+    "AbortRequest.request_id": "",
+    "GetLoadsRequest.dp_rank": "",
+}
+"""Request field to where it stands in the spec; "" where a call's whole answer depends on it."""
+
+ADAPTER_CALLS = "loading, unloading and listing LoRA adapters"
+
+REFUSED: Mapping[str, Feature | str] = {
+    "GenerateRequest.mm_inputs": Feature.MEDIA,
+    "GenerateRequest.return_hidden_states": Feature.HIDDEN_STATES,
+    "GenerateRequest.custom_logit_processor": Feature.LOGIT_PROCESSOR,
+    "GenerateRequest.input_embeds": Feature.INPUT_EMBEDS,
+    "GenerateRequest.sampling_params.custom_params": Feature.CUSTOM_PARAMS,
+    "EmbedRequest.mm_inputs": Feature.MEDIA,
+    "EmbedRequest.token_type_ids": "token type ids",
+    "EmbedRequest.is_cross_encoder": "cross-encoder requests",
+    "EmbedRequest.texts": "cross-encoder requests",
+    "LoadLoRAAdapterRequest": ADAPTER_CALLS,
+    "UnloadLoRAAdapterRequest": ADAPTER_CALLS,
+    "ListLoadedLoRAAdaptersRequest": ADAPTER_CALLS,
+}
+"""What no part of the vocabulary carries: UNIMPLEMENTED, whatever engine is behind it."""
+
+NOT_CARRIED = frozenset(
+    {
+        Feature.MEDIA,
+        Feature.HIDDEN_STATES,
+        Feature.LOGIT_PROCESSOR,
+        Feature.INPUT_EMBEDS,
+        Feature.CUSTOM_PARAMS,
+    }
+)
+"""Features above: media waits for the tensor room, hidden states for a column in `Delta`, the
+other three for a typed field in `GenerateSpec`."""
+
+IGNORED: Mapping[str, str] = {
+    "GenerateRequest.tokenized.original_text": "for reference; the ids are the prompt",
+    "GenerateRequest.timestamp": "the sender's clock; times are taken on arrival here",
+    "GenerateRequest.log_metrics": "metrics are the server's, not a request's",
+    "EmbedRequest.tokenized.original_text": "for reference; the ids are the prompt",
+    "EmbedRequest.sampling_params": "there for compatibility; nothing is sampled",
+    "AbortRequest.reason": "the sender's remark",
+    "GetLoadsRequest.include": "core figures always go out and there are no others",
+}
+"""Request field to the reason why it changes nothing."""
+
+NOT_FILLED: Mapping[str, str] = {
+    "GenerateResponse.chunk.hidden_states": "hidden states are refused",
+    "GenerateResponse.complete.all_hidden_states": "hidden states are refused",
+    "GetModelInfoResponse.preferred_sampling_params": "not in ModelFacts",
+    "GetModelInfoResponse.id2label_json": "not in ModelFacts",
+    "GetModelInfoResponse.num_labels": "not in ModelFacts",
+    "GetLoadsResponse.loads.utilization": "not in Load",
+    "GetLoadsResponse.loads.memory": "not in Load",
+    "GetLoadsResponse.loads.speculative": "not in Load",
+    "GetLoadsResponse.loads.lora": "not in Load",
+    "GetLoadsResponse.loads.disaggregation": "not in Load",
+    "GetLoadsResponse.loads.queues": "not in Load",
+    "GetLoadsResponse.aggregate.avg_utilization": "not in Load",
+    "LoadLoRAAdapterResponse": "refused",
+    "UnloadLoRAAdapterResponse": "refused",
+    "ListLoadedLoRAAdaptersResponse": "refused",
+}
+"""Response field to the reason why it stays at the proto's default, which reads as unknown."""

@@ -1,0 +1,263 @@
+"""`sglang.grpc.scheduler.SglangScheduler`: proto to core and back.
+
+Nearly all scalars are plain, so that zero cannot be told from unset. As the published servicer
+reads them: zero is off, but a `temperature` of 0 is greedy and a `logprob_start_len` of 0 asks for
+the whole prompt (-1 for none). Source: `sglang_scheduler.proto` of smg-grpc-proto 0.4.28.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
+
+from smg_grpc_servicer.core import facts as config
+from smg_grpc_servicer.core import loads as reports
+from smg_grpc_servicer.core.errors import InvalidArgument
+from smg_grpc_servicer.core.types import (
+    Delta,
+    Embedding,
+    EmbedSpec,
+    Feature,
+    Finish,
+    GenerateSpec,
+    Load,
+    LogprobRows,
+    ModelFacts,
+    Sampling,
+    ServerFacts,
+)
+from smg_grpc_servicer.core.wire import Choice, LiveFacts, Wire
+from smg_grpc_servicer.core.wire_parts import (
+    bootstrap,
+    count,
+    input_logprobs,
+    integer_bias,
+    logprob_spec,
+    output_logprobs,
+    refuse,
+    text_constraint,
+    with_needs,
+)
+from smg_grpc_servicer.sglang.fields import REFUSED
+
+WHO = "the SGLang servicer"
+SECTIONS = frozenset({"core", "memory", "spec", "lora", "disagg", "queues", "all"})
+CONSTRAINTS = {
+    "regex": "regex",
+    "json_schema": "json_schema",
+    "ebnf_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""By member of the oneof."""
+
+
+class SglangWire(Wire):
+    """See the module."""
+
+    service: ClassVar[str] = "sglang.grpc.scheduler.SglangScheduler"
+    paths: ClassVar[Mapping[str, str]] = {
+        "prompt": "tokenized.input_ids",
+        "max_tokens": "sampling_params.max_new_tokens",
+        "min_tokens": "sampling_params.min_new_tokens",
+        "logprobs": "top_logprobs_num",
+        "prompt_logprobs": "top_logprobs_num",
+        "token_ids_logprob": "token_ids_logprob",
+        "rank": "data_parallel_rank",
+    }
+
+    def generate_spec(self, request: pb.GenerateRequest) -> GenerateSpec:
+        refuse(request, REFUSED, WHO)
+        if not request.HasField("tokenized"):
+            raise InvalidArgument("tokenized", "is required")
+        sent = request.disaggregated_params
+        return with_needs(
+            GenerateSpec(
+                request_id=request.request_id,
+                prompt=list(request.tokenized.input_ids),
+                sampling=sampling(request.sampling_params),
+                logprobs=logprob_spec(request, request.logprob_start_len),
+                stream=request.stream,
+                rank=request.data_parallel_rank if request.HasField("data_parallel_rank") else None,
+                lora_id=request.lora_id or None,
+                kv_transfer=bootstrap(
+                    "disaggregated_params",
+                    sent.bootstrap_host,
+                    sent.bootstrap_port,
+                    sent.bootstrap_room,
+                )
+                if request.HasField("disaggregated_params")
+                else None,
+                count_reasoning=request.require_reasoning,
+                stream_interval=stream_interval(request.sampling_params),
+            )
+        )
+
+    def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
+        chunk = pb.GenerateStreamChunk(
+            token_ids=delta.token_ids,
+            prompt_tokens=choice.prompt_tokens,
+            completion_tokens=len(choice.token_ids),
+            cached_tokens=choice.cached_tokens,
+            reasoning_tokens=choice.reasoning_tokens,
+            index=choice.index,
+        )
+        if delta.logprobs is not None:
+            chunk.output_logprobs.CopyFrom(rows(spec, delta.token_ids, delta.logprobs))
+        if delta.prompt_logprobs is not None:
+            chunk.input_logprobs.CopyFrom(input_logprobs(pb, delta.prompt_logprobs))
+        return pb.GenerateResponse(request_id=spec.request_id, chunk=chunk)
+
+    def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> pb.GenerateResponse:
+        matched = finish.matched
+        complete = pb.GenerateComplete(
+            output_ids=choice.token_ids,
+            finish_reason=finish.reason,
+            prompt_tokens=choice.prompt_tokens,
+            completion_tokens=len(choice.token_ids),
+            cached_tokens=choice.cached_tokens,
+            reasoning_tokens=choice.reasoning_tokens,
+            index=choice.index,
+            matched_token_id=matched if isinstance(matched, int) else None,
+            matched_stop_str=matched if isinstance(matched, str) else None,
+            spec_accepted_tokens=count(finish.spec_accepted_tokens),
+            spec_draft_tokens=count(finish.spec_draft_tokens),
+        )
+        if choice.logprobs is not None:
+            complete.output_logprobs.CopyFrom(rows(spec, choice.token_ids, choice.logprobs))
+        if choice.prompt_logprobs is not None:
+            complete.input_logprobs.CopyFrom(input_logprobs(pb, choice.prompt_logprobs))
+        return pb.GenerateResponse(request_id=spec.request_id, complete=complete)
+
+    def embed_spec(self, request: pb.EmbedRequest) -> EmbedSpec:
+        refuse(request, REFUSED, WHO)
+        if not request.HasField("tokenized"):
+            raise InvalidArgument("tokenized", "is required")
+        rank = request.data_parallel_rank  # a plain field here: 0 is any rank
+        if rank < 0:
+            raise InvalidArgument("data_parallel_rank", f"must not be negative, got {rank}")
+        return EmbedSpec(
+            request.request_id,
+            list(request.tokenized.input_ids),
+            rank=rank or None,
+            needs=frozenset({Feature.RANK}) if rank else frozenset(),
+        )
+
+    def embed_response(self, embedding: Embedding) -> pb.EmbedResponse:
+        return pb.EmbedResponse(
+            embedding=embedding.values,
+            prompt_tokens=embedding.prompt_tokens,
+            embedding_dim=len(embedding.values),
+        )
+
+    def abort_ids(self, request: pb.AbortRequest) -> Sequence[str]:
+        return [request.request_id]
+
+    def abort_response(self, found: Sequence[str]) -> pb.AbortResponse:
+        """An id that is not here is a success too, so that an abort can be repeated."""
+        return pb.AbortResponse(success=True, message="aborted" if found else "not in flight")
+
+    def health_response(self, healthy: bool, message: str) -> pb.HealthCheckResponse:
+        return pb.HealthCheckResponse(healthy=healthy, message=message)
+
+    def model_info(self, facts: ModelFacts) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse(
+            model_path=facts.model_path,
+            tokenizer_path=facts.tokenizer_path or "",
+            is_generation=facts.is_generation,
+            weight_version=facts.weight_version or "",
+            served_model_name=facts.served_model_name,
+            max_context_length=facts.max_context_length or 0,
+            vocab_size=facts.vocab_size or 0,
+            supports_vision=facts.supports_vision,
+            model_type=facts.model_type or "",
+            eos_token_ids=facts.eos_token_ids,
+            pad_token_id=facts.pad_token_id or 0,
+            bos_token_id=facts.bos_token_id or 0,
+            max_req_input_len=facts.max_prompt_tokens or facts.max_context_length or 0,
+            architectures=facts.architectures,
+            default_sampling_params_json=config.default_sampling_json(facts.default_sampling),
+        )
+
+    def server_info(self, facts: ServerFacts, live: LiveFacts) -> pb.GetServerInfoResponse:
+        started = Timestamp()
+        started.FromNanoseconds(int(live.started_at * 1e9))
+        capacity = config.count(facts.scheduler_info.get("max_total_num_tokens"))
+        return pb.GetServerInfoResponse(
+            server_args=config.to_struct(facts.server_args),
+            scheduler_info=config.to_struct(facts.scheduler_info),
+            active_requests=live.active_requests,
+            is_paused=facts.is_paused,
+            last_receive_timestamp=live.last_receive_at or 0.0,
+            uptime_seconds=live.uptime_seconds,
+            sglang_version=facts.version or "",
+            server_type=facts.server_type,
+            start_time=started,
+            max_total_num_tokens=capacity or 0,
+        )
+
+    def loads_response(
+        self, request: pb.GetLoadsRequest, loads: Sequence[Load], version: str
+    ) -> pb.GetLoadsResponse:
+        """Core figures; the other sections are absent, which reads as unknown.
+
+        :raises InvalidArgument: a section that does not exist, as SGLang itself answers.
+        """
+        for section in request.include:
+            if section not in SECTIONS:
+                allowed = ", ".join(sorted(SECTIONS))
+                raise InvalidArgument("include", f"must be of {allowed}, got {section!r}")
+        chosen = reports.selected(request, loads)
+        return pb.GetLoadsResponse(
+            timestamp=reports.now(),
+            version=version,
+            dp_rank_count=len(chosen),
+            loads=[pb.SchedulerLoad(**reports.known(load)) for load in chosen],
+            aggregate=pb.AggregateMetrics(**reports.aggregate(chosen)) if chosen else None,
+        )
+
+
+def sampling(sent: pb.SamplingParams) -> Sampling:
+    return Sampling(
+        temperature=sent.temperature,
+        top_p=sent.top_p or None,
+        top_k=None if sent.top_k in (-1, 0) else sent.top_k,
+        min_p=sent.min_p or None,
+        frequency_penalty=sent.frequency_penalty or None,
+        presence_penalty=sent.presence_penalty or None,
+        repetition_penalty=sent.repetition_penalty or None,
+        max_tokens=sent.max_new_tokens if sent.HasField("max_new_tokens") else None,
+        min_tokens=sent.min_new_tokens or None,
+        stop=tuple(sent.stop),
+        stop_token_ids=tuple(sent.stop_token_ids),
+        ignore_eos=sent.ignore_eos,
+        skip_special_tokens=sent.skip_special_tokens,
+        spaces_between_special_tokens=sent.spaces_between_special_tokens,
+        include_stop=sent.no_stop_trim,
+        n=sent.n or 1,
+        logit_bias=integer_bias("sampling_params.logit_bias", sent.logit_bias),
+        constraint=text_constraint(sent, CONSTRAINTS),
+    )
+
+
+def stream_interval(sent: pb.SamplingParams) -> int | None:
+    if not sent.HasField("stream_interval"):
+        return None
+    if sent.stream_interval < 1:
+        raise InvalidArgument(
+            "sampling_params.stream_interval", f"must be at least 1, got {sent.stream_interval}"
+        )
+    return sent.stream_interval
+
+
+def rows(spec: GenerateSpec, token_ids: Sequence[int], logprobs: LogprobRows) -> pb.OutputLogProbs:
+    """Rows in step with their ids, and those of the ids the request asked for."""
+    message: pb.OutputLogProbs = output_logprobs(pb, token_ids, logprobs)
+    if logprobs.chosen:
+        message.token_ids_logprobs.extend(
+            pb.TopLogProbs(values=values, token_ids=spec.logprobs.token_ids)
+            for values in logprobs.chosen
+        )
+    return message

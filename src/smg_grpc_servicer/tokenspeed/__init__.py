@@ -1,0 +1,1 @@
+"""The TokenSpeed wing. Importing it imports no engine."""

@@ -1,0 +1,1 @@
+"""The vLLM wing. Importing it imports no engine."""

@@ -1,0 +1,259 @@
+"""`vllm.grpc.engine.VllmEngine`: proto to core and back.
+
+Plain scalars cannot tell "unset" from zero: zero is off for all of them, as the published servicer
+reads them; the flags are taken as sent. `temperature`, `max_tokens`, `logprobs`, `prompt_logprobs`,
+`seed` and the rank carry presence. Source: `vllm_engine.proto` of smg-grpc-proto 0.4.28.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+
+from smg_grpc_servicer.core import facts as config
+from smg_grpc_servicer.core import loads as reports
+from smg_grpc_servicer.core.errors import InvalidArgument
+from smg_grpc_servicer.core.types import (
+    Constraint,
+    Delta,
+    Embedding,
+    EmbedSpec,
+    Finish,
+    GenerateSpec,
+    KvTransfer,
+    Load,
+    LogprobSpec,
+    ModelFacts,
+    Sampling,
+    ServerFacts,
+)
+from smg_grpc_servicer.core.wire import Choice, LiveFacts, Wire
+from smg_grpc_servicer.core.wire_parts import (
+    count,
+    input_logprobs,
+    json_object,
+    output_logprobs,
+    refuse,
+    with_needs,
+)
+from smg_grpc_servicer.vllm.fields import REFUSED
+
+log = logging.getLogger(__name__)
+
+
+class VllmWire(Wire):
+    """See the module."""
+
+    service: ClassVar[str] = "vllm.grpc.engine.VllmEngine"
+    paths: ClassVar[Mapping[str, str]] = {
+        "prompt": "tokenized.input_ids",
+        "text": "text",
+        "rank": "data_parallel_rank",
+    }
+
+    def generate_spec(self, request: pb.GenerateRequest) -> GenerateSpec:
+        refuse(request, REFUSED, "the vLLM servicer")
+        kind = request.WhichOneof("input")
+        if kind is None:
+            raise InvalidArgument("input", "one of tokenized and text is required")
+        sent = request.sampling_params
+        spec = GenerateSpec(
+            request_id=request.request_id,
+            prompt=list(request.tokenized.input_ids),
+            text=request.text if kind == "text" else None,
+            sampling=sampling(sent),
+            logprobs=LogprobSpec(
+                output=sent.logprobs if sent.HasField("logprobs") else None,
+                prompt=sent.prompt_logprobs if sent.HasField("prompt_logprobs") else None,
+            ),
+            stream=request.stream,
+            rank=request.data_parallel_rank if request.HasField("data_parallel_rank") else None,
+            kv_transfer=kv_transfer(request),
+        )
+        return with_needs(spec)
+
+    def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
+        chunk = pb.GenerateStreamChunk(
+            token_ids=delta.token_ids,
+            prompt_tokens=choice.prompt_tokens,
+            completion_tokens=len(choice.token_ids),
+            cached_tokens=choice.cached_tokens,
+            index=choice.index,
+        )
+        if delta.logprobs is not None:
+            chunk.output_logprobs.CopyFrom(output_logprobs(pb, delta.token_ids, delta.logprobs))
+        if delta.prompt_logprobs is not None:
+            chunk.input_logprobs.CopyFrom(input_logprobs(pb, delta.prompt_logprobs))
+        return pb.GenerateResponse(chunk=chunk)
+
+    def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> pb.GenerateResponse:
+        matched = finish.matched
+        complete = pb.GenerateComplete(
+            output_ids=choice.token_ids,
+            finish_reason=finish.reason,
+            prompt_tokens=choice.prompt_tokens,
+            completion_tokens=len(choice.token_ids),
+            cached_tokens=choice.cached_tokens,
+            index=choice.index,
+            matched_token_id=matched if isinstance(matched, int) else None,
+            matched_stop_str=matched if isinstance(matched, str) else None,
+            spec_accepted_tokens=count(finish.spec_accepted_tokens),
+            spec_draft_tokens=count(finish.spec_draft_tokens),
+        )
+        if choice.logprobs is not None:
+            complete.output_logprobs.CopyFrom(
+                output_logprobs(pb, choice.token_ids, choice.logprobs)
+            )
+        if choice.prompt_logprobs is not None:
+            complete.input_logprobs.CopyFrom(input_logprobs(pb, choice.prompt_logprobs))
+        if finish.kv_transfer is not None:
+            hand_over(complete, finish.kv_transfer)
+        return pb.GenerateResponse(complete=complete)
+
+    def embed_spec(self, request: pb.EmbedRequest) -> EmbedSpec:
+        if not request.HasField("tokenized"):
+            raise InvalidArgument("tokenized", "is required")
+        return EmbedSpec(request.request_id, list(request.tokenized.input_ids))
+
+    def embed_response(self, embedding: Embedding) -> pb.EmbedResponse:
+        return pb.EmbedResponse(
+            embedding=embedding.values,
+            prompt_tokens=embedding.prompt_tokens,
+            embedding_dim=len(embedding.values),
+        )
+
+    def abort_ids(self, request: pb.AbortRequest) -> Sequence[str]:
+        return list(request.request_ids)
+
+    def abort_response(self, found: Sequence[str]) -> pb.AbortResponse:
+        return pb.AbortResponse()
+
+    def health_response(self, healthy: bool, message: str) -> pb.HealthCheckResponse:
+        return pb.HealthCheckResponse(healthy=healthy, message=message)
+
+    def model_info(self, facts: ModelFacts) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse(
+            model_path=facts.model_path,
+            is_generation=facts.is_generation,
+            max_context_length=facts.max_context_length or 0,
+            vocab_size=facts.vocab_size or 0,
+            supports_vision=facts.supports_vision,
+            served_model_name=facts.served_model_name,
+            tokenizer_path=facts.tokenizer_path or "",
+            model_type=facts.model_type or "",
+            architectures=facts.architectures,
+            eos_token_ids=facts.eos_token_ids,
+            pad_token_id=facts.pad_token_id or 0,
+            bos_token_id=facts.bos_token_id or 0,
+            max_req_input_len=facts.max_prompt_tokens or facts.max_context_length or 0,
+            default_sampling_params_json=config.default_sampling_json(facts.default_sampling),
+        )
+
+    def server_info(self, facts: ServerFacts, live: LiveFacts) -> pb.GetServerInfoResponse:
+        return pb.GetServerInfoResponse(
+            active_requests=live.active_requests,
+            is_paused=facts.is_paused,
+            last_receive_timestamp=live.last_receive_at or 0.0,
+            uptime_seconds=live.uptime_seconds,
+            server_type=facts.server_type,
+            data_parallel_size=facts.data_parallel_size or 0,
+            block_size=facts.block_size or 0,
+            max_num_seqs=facts.max_running_requests or 0,
+        )
+
+    def loads_response(
+        self, request: pb.GetLoadsRequest, loads: Sequence[Load], version: str
+    ) -> pb.GetLoadsResponse:
+        """Core figures only: the proto has no section for anything else."""
+        chosen = reports.selected(request, loads)
+        return pb.GetLoadsResponse(
+            timestamp=reports.now(),
+            version=version,
+            dp_rank_count=len(chosen),
+            loads=[
+                # vLLM has one figure for both: the share of KV blocks in use.
+                pb.SchedulerLoad(**reports.known(load), utilization=load.token_usage or 0.0)
+                for load in chosen
+            ],
+        )
+
+
+def sampling(sent: pb.SamplingParams) -> Sampling:
+    return Sampling(
+        temperature=sent.temperature if sent.HasField("temperature") else None,
+        top_p=sent.top_p or None,
+        top_k=sent.top_k or None,
+        min_p=sent.min_p or None,
+        frequency_penalty=sent.frequency_penalty or None,
+        presence_penalty=sent.presence_penalty or None,
+        repetition_penalty=sent.repetition_penalty or None,
+        max_tokens=sent.max_tokens if sent.HasField("max_tokens") else None,
+        min_tokens=sent.min_tokens or None,
+        stop=tuple(sent.stop),
+        stop_token_ids=tuple(sent.stop_token_ids),
+        ignore_eos=sent.ignore_eos,
+        skip_special_tokens=sent.skip_special_tokens,
+        spaces_between_special_tokens=sent.spaces_between_special_tokens,
+        include_stop=sent.include_stop_str_in_output,
+        n=sent.n or 1,
+        seed=sent.seed if sent.HasField("seed") else None,
+        logit_bias=dict(sent.logit_bias),
+        constraint=constraint(sent),
+    )
+
+
+def constraint(sent: pb.SamplingParams) -> Constraint | None:
+    """What the output must look like; an empty one, and `json_object=false`, ask for nothing."""
+    kind = sent.WhichOneof("constraint")
+    if kind is None:
+        return None
+    value: str | tuple[str, ...]
+    if kind == "json_object":
+        asked, value = sent.json_object, ""
+    else:
+        value = tuple(sent.choice.choices) if kind == "choice" else getattr(sent, kind)
+        asked = bool(value)
+    return Constraint(kind, value, sent.grammar_from_first_token) if asked else None
+
+
+def kv_transfer(request: pb.GenerateRequest) -> KvTransfer | None:
+    """The connector's parameters; the typed message is read only where there is no JSON.
+
+    :raises InvalidArgument: naming the field.
+    """
+    if request.HasField("kv_transfer_params_json"):
+        text = request.kv_transfer_params_json
+        return (
+            KvTransfer(params_json=text) if json_object("kv_transfer_params_json", text) else None
+        )
+    if not request.HasField("kv_transfer_params"):
+        return None
+    host, port = request.kv_transfer_params.remote_host, request.kv_transfer_params.remote_port
+    if not host:
+        raise InvalidArgument("kv_transfer_params.remote_host", "must not be empty")
+    if not 1 <= port <= 65535:
+        raise InvalidArgument("kv_transfer_params.remote_port", f"must be a port, got {port}")
+    return KvTransfer(host=host, port=port)
+
+
+def hand_over(complete: pb.GenerateComplete, kv: KvTransfer) -> None:
+    """What the decode side needs, in both forms the proto has.
+
+    Text that is no JSON object is left out with a warning: decode then computes the prompt itself.
+    """
+    host: object = kv.host
+    port: object = kv.port
+    if kv.params_json is not None:
+        try:
+            params = json_object("kv_transfer_params_json", kv.params_json)
+        except InvalidArgument as error:
+            log.warning("the engine's KV-transfer parameters were not sent on: %s", error.reason)
+            return
+        complete.kv_transfer_params_json = kv.params_json
+        host, port = params.get("remote_host"), params.get("remote_port")
+    if isinstance(host, str) and host and type(port) is int and 1 <= port <= 65535:
+        complete.kv_transfer_params.remote_host = host
+        complete.kv_transfer_params.remote_port = port

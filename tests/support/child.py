@@ -1,0 +1,87 @@
+"""Starting `server_child`, reading its log, and ending it whatever the test does."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import IO
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Child:
+    """A child process; what it prints is read on a thread, stdout and stderr together."""
+
+    def __init__(self, *arguments: str) -> None:
+        environment = dict(os.environ, PYTHONUNBUFFERED="1")
+        paths = [str(ROOT), str(ROOT / "src"), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.server_child", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+        )
+        self.lines: list[str] = []
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        assert self.process.stdout is not None
+        threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True).start()
+
+    def wait_for(self, pattern: str, seconds: float = 20.0) -> re.Match[str]:
+        """The first match in what it prints from here on."""
+        end = monotonic() + seconds
+        while True:
+            try:
+                line = self._queue.get(timeout=max(0.01, end - monotonic()))
+            except queue.Empty:
+                line = None
+            assert line is not None, f"no {pattern!r} in {''.join(self.lines)}"
+            found = re.search(pattern, line)
+            if found:
+                return found
+
+    def address(self) -> str:
+        return self.wait_for(r"listening on grpcs?://(\S+)")[1]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def exit_code(self, seconds: float = 20.0) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running: {''.join(self.lines)}") from None
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def _read(self, pipe: IO[str]) -> None:
+        for line in pipe:
+            self.lines.append(line)
+            self._queue.put(line)
+        self._queue.put(None)
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[Child]:
+    child = Child("--port", "0", *arguments)
+    try:
+        yield child
+    finally:
+        if child.process.poll() is None:
+            child.process.kill()
+        child.process.wait()
+        if child.process.stdout is not None:
+            child.process.stdout.close()
