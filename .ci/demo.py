@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 from venvs import (
+    COMPLETE,
     LOCKS,
     ROOT,
     SetupError,
@@ -45,6 +46,7 @@ def main() -> int:
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1
+    (folder / COMPLETE).touch()
     argv = [str(folder / "bin" / "python"), "-m", "smg_grpc_servicer.mlx.demo"]
     say("running python -m smg_grpc_servicer.mlx.demo")
     return subprocess.call(argv)

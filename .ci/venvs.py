@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / ".ci" / "locks"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smg-grpc-servicer"
 NEWEST_MINOR = 14
+COMPLETE = ".complete"  # present in a finished venv; its time is that of the last use
+KEEP_DAYS = 14
 
 _started = time.monotonic()
 
@@ -144,6 +146,8 @@ class Venv:
             else:
                 say(f"{self.lock}: making {folder} (Python {python.text}) ...")
                 make(folder, python, ["--no-deps", "-r", str(self.lock_file)])
+                _forget_old(folder)
+            (folder / COMPLETE).touch()
             if self.project:
                 _install_project(folder)
         return folder / "bin" / "python"
@@ -156,7 +160,7 @@ def venv_folder(name: str, python: Interpreter, *contents: str) -> Path:
 
 def _pip_install(folder: Path) -> list[str]:
     python = str(folder / "bin" / "python")
-    return [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    return [python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check"]
 
 
 def make(folder: Path, python: Interpreter, install: Sequence[str]) -> None:
@@ -165,7 +169,17 @@ def make(folder: Path, python: Interpreter, install: Sequence[str]) -> None:
         shutil.rmtree(folder)
     run_quiet([python.path, "-m", "venv", str(folder)], what="python -m venv")
     run_quiet([*_pip_install(folder), *install], what=f"pip install into {folder.name}")
-    (folder / ".complete").touch()
+    (folder / COMPLETE).touch()
+
+
+def _forget_old(folder: Path) -> None:
+    """Remove venvs of the same lock, as it once was, that nobody has used for a while."""
+    name = folder.name.rpartition("-")[0]
+    for mark in folder.parent.glob(f"{name}-*/{COMPLETE}"):
+        same = mark.parent.name.rpartition("-")[0] == name
+        if same and time.time() - mark.stat().st_mtime > KEEP_DAYS * 86400:
+            say(f"{name}: removing {mark.parent}, unused for {KEEP_DAYS} days")
+            shutil.rmtree(mark.parent)
 
 
 def _install_project(folder: Path) -> None:
@@ -183,7 +197,7 @@ def _install_project(folder: Path) -> None:
 
 def is_complete(folder: Path) -> bool:
     """Whether a venv was finished, not merely begun."""
-    return (folder / ".complete").is_file()
+    return (folder / COMPLETE).is_file()
 
 
 @contextlib.contextmanager

@@ -115,9 +115,10 @@ async def test_a_second_signal_does_not_need_the_loop(event_loop: str) -> None:
             assert await exit_code(child, 3) == 128 + signal.SIGINT
 
 
-async def test_the_exit_guard_ends_a_hanging_shutdown() -> None:
+@pytest.mark.parametrize("fault", ["close-hangs", "thread-hangs"])
+async def test_the_exit_guard_ends_a_hanging_shutdown(fault: str) -> None:
     """U1: the drain is over but something hangs: stacks are dumped and the process ends."""
-    with running("--fault", "close-hangs", "--guard", "0.5") as child:
+    with running("--fault", fault, "--guard", "0.5") as child:
         await printed(child, "state: serving")
         child.signal(signal.SIGTERM)
         assert await exit_code(child, 5) == 1

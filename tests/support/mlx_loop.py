@@ -78,9 +78,10 @@ def settled(loop: GenerationLoop, sink: Sink) -> None:
     """Wait until nothing is held: told after each turn, so another job's end is waited for."""
     if not loop.alive:
         return
-    for attempt in range(50):
-        loop.submit(Job(f"settle-{id(sink)}-{attempt}", [1], 1, GREEDY))
-        sink.ended(f"settle-{id(sink)}-{attempt}")
+    for _ in range(50):
+        uid = f"settle-{len(sink.last)}"
+        loop.submit(Job(uid, [1], 1, GREEDY))
+        sink.ended(uid)
         held = loop.statistics()
         if loop.in_flight == 0 and held["queued"] == 0 and held["prefilling"] == 0:
             return

@@ -30,8 +30,8 @@ def fields(
     """The leaves below a message; what a table names is one, with all that lies in it."""
     for field in message.fields:
         where = f"{path or message.name}.{field.name}"
-        leaf = field.message_type is None or is_map(field) or is_well_known(field)
-        if leaf or any(where in table for table in tables):
+        named = any(where in table for table in tables)
+        if field.message_type is None or named or is_map(field) or is_well_known(field):
             yield where, field
         else:
             yield from fields(field.message_type, where, *tables)
@@ -49,7 +49,7 @@ def put(message: Message, path: str, value: Any = None) -> None:
     """Set a field to `value`, or to one that is not its default."""
     parent, field = parent_of(message, path)
     target = getattr(parent, field.name)
-    if is_map(field):
+    if is_map(field) and field.message_type is not None:
         key, item = (field.message_type.fields_by_name[name] for name in ("key", "value"))
         target[_sample(key)] = _sample(item)
     elif field.is_repeated:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,16 @@ from tests.support.slow_service import SlowService
 LOAD_SECONDS = Setting("load_seconds", parsers.SECONDS, 0.0, "loading takes", "--load-seconds")
 FAULT = Setting(
     "fault",
-    parsers.one_of("none", "load", "load-config", "die", "die-warm", "close-hangs", "loop-blocks"),
+    parsers.one_of(
+        "none",
+        "load",
+        "load-config",
+        "die",
+        "die-warm",
+        "close-hangs",
+        "thread-hangs",
+        "loop-blocks",
+    ),
     "none",
     "what goes wrong",
     "--fault",
@@ -93,6 +103,8 @@ def main() -> int:
             print("closed", flush=True)
             if fault == "close-hangs":
                 await asyncio.sleep(3600)
+            if fault == "thread-hangs":
+                threading.Thread(target=time.sleep, args=(3600,)).start()
 
         life = Life(start=start, close=close, cut=service.cut, kill=kill)
         return await server.serve(life, owns_process=True)

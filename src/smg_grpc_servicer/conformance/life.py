@@ -187,7 +187,7 @@ async def slow_reader(target: Target) -> str:
     return f"{tokens} tokens in {len(history.chunks)} chunks"
 
 
-@check("stop-strings", "an unsupported field is refused by name, a supported one is served")
+@check("stop-strings", "stop strings are served, or refused by name")
 async def stop_strings(target: Target) -> str:
     history = await target.ask(target.request(stop=["\u2603 never said"]))
     if history.code is grpc.StatusCode.INVALID_ARGUMENT:

@@ -51,7 +51,7 @@ async def stop_token(target: Target) -> None:
         expect(matched(complete) == ids[at], f"matched {matched(complete)}, not {ids[at]}")
 
 
-@check("stop-token-first-only", "a stop id that never comes changes nothing")
+@check("stop-token-absent", "a stop id that never comes changes nothing")
 async def stop_token_absent(target: Target) -> None:
     ids = await _ids(target)
     absent = next(token for token in range(target.vocab_size) if token not in ids)

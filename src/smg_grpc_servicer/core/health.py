@@ -2,7 +2,8 @@
 
 Liveness (the name `""`) is false only when the engine is dead or the server has stopped: what a
 restart cures. Readiness (the engine's service name) is false also while loading, warming,
-draining and stalled: what waiting cures. Everything here belongs to the event loop's thread.
+draining and stalled: what waiting cures. Everything here belongs to the event loop's thread; an
+engine's thread comes in with `call_soon_threadsafe`.
 The protocol's rules: https://github.com/grpc/grpc/blob/master/doc/health-checking.md
 """
 
@@ -83,6 +84,13 @@ class StatusBoard:
         return self.death is None and self.state is State.SERVING
 
     @property
+    def condition(self) -> str:
+        """One word or two: `dead`, `stalled`, or the state."""
+        if self.death is not None:
+            return "dead"
+        return "stalled" if self.alive and self._rule.stalled else self.state.value
+
+    @property
     def in_flight(self) -> int:
         return self.progress.in_flight if self.progress is not None else 0
 
@@ -94,6 +102,13 @@ class StatusBoard:
         if self.state is State.SERVING and self._rule.stalled:
             return self._stall()
         return self.state.value
+
+    @property
+    def label(self) -> str:
+        """The state in one word, as the metrics show it."""
+        if self.death is not None:
+            return "dead"
+        return "stalled" if self._rule.stalled else self.state.value
 
     def require_accepting(self) -> None:
         """:raises Unavailable: new work is refused, and why (`EngineDead` when that is why)."""

@@ -187,7 +187,7 @@ def _size(delta: Delta) -> int:
     rows = delta.logprobs
     size = len(delta.token_ids)
     if rows is not None:
-        size += len(rows.values) + sum(map(len, rows.top_ids))
+        size += len(rows.values) + sum(map(len, rows.top_ids)) + sum(map(len, rows.chosen))
     return size
 
 

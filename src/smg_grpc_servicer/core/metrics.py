@@ -90,7 +90,7 @@ class NullMetrics(Metrics):
 
 @dataclass
 class RecordedMetrics(Metrics):
-    """Metrics that are kept. `state` names the server's state when somebody scrapes."""
+    """Metrics that are kept. `state` gives the board's `condition` when somebody scrapes."""
 
     engine: str
     model: str = ""

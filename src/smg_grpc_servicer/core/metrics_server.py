@@ -35,7 +35,7 @@ STATES = {
     "dead": "dead",
     "stalled": "stalled",
 }
-"""What the board calls a state → its label, which is the published package's where it has one."""
+"""`StatusBoard.condition` → the label, which is the published package's where it has one."""
 
 
 def require_extra() -> None:
@@ -70,11 +70,7 @@ class MetricsServer:
 
     @classmethod
     def start(cls, metrics: Metrics, host: str, port: int) -> MetricsServer | None:
-        """Listen; None, and a warning, when that is not possible.
-
-        :raises ConfigError: the extra is not installed.
-        """
-        require_extra()
+        """Listen; None, and a warning, when that is not possible. See `require_extra` first."""
         if not isinstance(metrics, RecordedMetrics):
             return None
         try:

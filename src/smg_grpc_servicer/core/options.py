@@ -104,6 +104,14 @@ MAX_CONCURRENT_RPCS: Setting[int | None] = Setting(
     "--max-concurrent-rpcs",
     "SMG_SERVICER_MAX_CONCURRENT_RPCS",
 )
+MAX_CHUNK_TOKENS: Setting[int | None] = Setting(
+    "max_chunk_tokens",
+    parsers.POSITIVE_INT,
+    None,
+    "most tokens in one message of a stream; no bound when not set: what piled up travels together",
+    "--max-chunk-tokens",
+    "SMG_SERVICER_MAX_CHUNK_TOKENS",
+)
 REFLECTION = Setting(
     "reflection",
     parsers.BOOLEAN,
@@ -167,6 +175,7 @@ def server_settings(engine: str, *, port: int = 50051, host: str = "127.0.0.1") 
         EXIT_ON_DEATH,
         MAX_MESSAGE_BYTES,
         MAX_CONCURRENT_RPCS,
+        MAX_CHUNK_TOKENS,
         REFLECTION,
         replace(METRICS_PORT, env=f"{prefix}_PORT"),
         replace(METRICS_HOST, env=f"{prefix}_HOST"),

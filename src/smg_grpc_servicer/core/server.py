@@ -24,7 +24,7 @@ from smg_grpc_servicer.core.binding import bind, channel_options, warn_if_open
 from smg_grpc_servicer.core.errors import Unavailable
 from smg_grpc_servicer.core.health import HealthServicer, StatusBoard
 from smg_grpc_servicer.core.metrics import Metrics
-from smg_grpc_servicer.core.metrics_server import MetricsServer
+from smg_grpc_servicer.core.metrics_server import MetricsServer, require_extra
 from smg_grpc_servicer.core.options import ServerOptions
 from smg_grpc_servicer.core.process import ExitGuard, signals
 from smg_grpc_servicer.core.tls import CertificateSource
@@ -86,6 +86,8 @@ class GrpcServer:
         :raises ConfigError: the port is in use, a file does not work, the host is not ours.
         """
         options = self.options
+        if options.metrics_port is not None:
+            require_extra()
         interceptors = []
         if options.auth_token_file is not None:
             interceptors.append(BearerAuth(TokenFile(options.auth_token_file)))

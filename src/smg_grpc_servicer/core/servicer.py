@@ -27,7 +27,7 @@ from smg_grpc_servicer.core.record import RequestRecord
 from smg_grpc_servicer.core.requests import Phase, RequestTable, Ticket
 from smg_grpc_servicer.core.status import code, refuse
 from smg_grpc_servicer.core.tokenizer import TokenizerSource
-from smg_grpc_servicer.core.tracing import trace_context
+from smg_grpc_servicer.core.tracing import Spans, trace_context
 from smg_grpc_servicer.core.types import Delta, Feature, GenerateSpec
 from smg_grpc_servicer.core.validate import validate, validate_prompt
 from smg_grpc_servicer.core.wire import Choice, Message, Wire
@@ -48,6 +48,7 @@ class CoreServicer(ControlBodies):
         *,
         table: RequestTable | None = None,
         metrics: Metrics | None = None,
+        spans: Spans | None = None,
         max_chunk_tokens: int | None = None,
     ) -> None:
         self.engine = engine
@@ -56,6 +57,7 @@ class CoreServicer(ControlBodies):
         self.table = table or RequestTable()
         board.progress = self.table
         self.metrics = metrics or NullMetrics()
+        self.spans = spans or Spans()
         self.max_chunk_tokens = max_chunk_tokens
         """Most token ids in one chunk; None sends whatever has piled up."""
         self.tokenizer = TokenizerSource(engine.tokenizer_path)
@@ -93,15 +95,23 @@ class CoreServicer(ControlBodies):
         spec = self._convert(request, context)
         ticket = self._admit(spec.request_id, spec.sampling.n, stream=spec.stream)
         try:
+            with self.spans.request("Generate", spec.trace, {"request_id": spec.request_id}):
+                await self._run(spec, ticket, context, record)
+        finally:
+            if ticket.leaving():
+                self.engine.abort(spec.request_id)
+            self._release(ticket)
+
+    async def _run(
+        self, spec: GenerateSpec, ticket: Ticket, context: Context, record: RequestRecord
+    ) -> None:
+        try:
             if failpoints.active:
                 await failpoints.hit("admitted")
             spec = await self._prompted(spec)
             await self._submit(spec, ticket)
             await self._write_all(spec, ticket, context, record)
         finally:
-            if ticket.leaving():
-                self.engine.abort(spec.request_id)
-            self._release(ticket)
             log.debug(
                 "request %s: %d prompt tokens, %d output tokens, %s, %.1f ms",
                 spec.request_id,

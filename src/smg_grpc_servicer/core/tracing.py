@@ -3,7 +3,7 @@
 `trace_context` takes `traceparent` and `tracestate` and nothing else, checked against the W3C
 recommendation (https://www.w3.org/TR/trace-context/); what is invalid is dropped, never repaired.
 `configure` is off unless an exporter is named in OpenTelemetry's own variables and its packages
-(extra `otel`) are installed; a span then costs microseconds, and nothing before.
+(extra `otel`) are installed; a span then costs about 0.1 ms, and nothing before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -82,8 +82,15 @@ def _joined(states: list[str]) -> str:
 class Spans:
     """Makes server spans; without a tracer, nothing at all."""
 
-    def __init__(self, tracer: Any = None, trace_api: Any = None, propagator: Any = None) -> None:
+    def __init__(
+        self,
+        tracer: Any = None,
+        trace_api: Any = None,
+        propagator: Any = None,
+        close: Callable[[], None] | None = None,
+    ) -> None:
         self._tracer = tracer
+        self._close = close
         self._api = trace_api
         self._propagator = propagator
 
@@ -118,10 +125,8 @@ class Spans:
 
     def close(self) -> None:
         """Sends what is left. Blocks for up to the exporter's time limit: not for the loop."""
-        if self._api is not None:
-            shutdown = getattr(self._api.get_tracer_provider(), "shutdown", None)
-            if shutdown is not None:
-                shutdown()
+        if self._close is not None:
+            self._close()
 
 
 _OFF: AbstractContextManager[Any] = contextlib.nullcontext()
@@ -137,14 +142,18 @@ def configure(service: str, environ: Mapping[str, str] = os.environ) -> Spans:
         api = importlib.import_module("opentelemetry.trace")
         propagation = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
         sdk = importlib.import_module("opentelemetry.sdk.trace")
+        close = None
+        # An engine in this process may have set up tracing already: then it is its to end.
         if not isinstance(api.get_tracer_provider(), sdk.TracerProvider):
-            api.set_tracer_provider(_provider(service, environ, sdk))
+            provider = _provider(service, environ, sdk)
+            api.set_tracer_provider(provider)
+            close = provider.shutdown
     except ImportError as error:
         logger.warning("tracing is off: %s; install smg-grpc-servicer[otel]", error)
         return Spans()
     logger.info("tracing is on for service %s", service)
     tracer = api.get_tracer("smg_grpc_servicer")
-    return Spans(tracer, api, propagation.TraceContextTextMapPropagator())
+    return Spans(tracer, api, propagation.TraceContextTextMapPropagator(), close)
 
 
 def _provider(service: str, environ: Mapping[str, str], sdk: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import sys
 from collections.abc import Sequence
@@ -10,13 +11,12 @@ from importlib.util import find_spec
 
 from smg_grpc_proto.generated import mlx_engine_pb2_grpc
 
-from smg_grpc_servicer import __version__
-from smg_grpc_servicer.core import logs, metrics_server
+from smg_grpc_servicer.core import tracing
+from smg_grpc_servicer.core.command import command
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.metrics import Metrics, RecordedMetrics
-from smg_grpc_servicer.core.options import EVENT_LOOP, LOG_FORMAT, LOG_LEVEL, STALL, ServerOptions
-from smg_grpc_servicer.core.process import print_config_error, run
+from smg_grpc_servicer.core.options import MAX_CHUNK_TOKENS, STALL, ServerOptions
 from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.settings import Values
 from smg_grpc_servicer.mlx.adapter import MlxEngine
@@ -30,31 +30,19 @@ SWITCH_SECONDS = 0.0005
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m smg_grpc_servicer.mlx`; leaves with the exit code of `core.process`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m smg_grpc_servicer.mlx",
-        description="Serve an MLX model over gRPC to the SMG gateway.",
+    """`python -m smg_grpc_servicer.mlx`."""
+    command(
+        "smg_grpc_servicer.mlx",
+        "Serve an MLX model over gRPC to the SMG gateway.",
+        mlx_settings(),
+        serve,
+        require=_require_mlx,
+        argv=argv,
     )
-    parser.add_argument("--version", action="version", version=__version__)
-    settings = mlx_settings()
-    settings.add_to(parser)
-    args = parser.parse_args(argv)
-    try:
-        values = settings.resolve(args)
-        logs.configure(values.get_value(LOG_LEVEL), values.get_value(LOG_FORMAT))
-        event_loop = values.get_value(EVENT_LOOP)
-        options = ServerOptions.from_values(values)
-        if options.metrics_port is not None:
-            metrics_server.require_extra()
-        _require_mlx()
-    except ConfigError as error:
-        print_config_error(error)
-        raise SystemExit(2) from None
-    raise SystemExit(run(lambda: serve(values, options), event_loop=event_loop))
 
 
 async def serve_grpc(args: argparse.Namespace) -> int:
-    """Serve by a namespace with the flags' names; the exit code. For embedding launchers."""
+    """Serve by a namespace with the flags' names; the exit code. For launchers that embed us."""
     values = mlx_settings().resolve(args)
     return await serve(values, ServerOptions.from_values(values))
 
@@ -69,9 +57,16 @@ async def serve(values: Values, options: ServerOptions) -> int:
     metrics: Metrics | None = None
     if options.metrics_port is not None:
         name = mlx_options.served_model_name or mlx_options.model
-        metrics = RecordedMetrics("mlx", name, state=lambda: board.reason)
+        metrics = RecordedMetrics("mlx", name, state=lambda: board.label)
+    spans = tracing.configure("smg-grpc-servicer-mlx")
     engine = MlxEngine(mlx_options)
-    servicer = MlxEngineServicer(engine, board, metrics=metrics)
+    servicer = MlxEngineServicer(
+        engine,
+        board,
+        metrics=metrics,
+        spans=spans,
+        max_chunk_tokens=values.get_value(MAX_CHUNK_TOKENS),
+    )
     server = GrpcServer(options, board, metrics)
     server.add(
         lambda grpc_server: mlx_engine_pb2_grpc.add_MlxEngineServicer_to_server(
@@ -81,16 +76,17 @@ async def serve(values: Values, options: ServerOptions) -> int:
     )
     sys.setswitchinterval(SWITCH_SECONDS)
     life = Life(engine.start, engine.warm_up, engine.close, servicer.table.cut_all)
-    return await server.serve(life, owns_process=True)
+    try:
+        return await server.serve(life, owns_process=True)
+    finally:
+        await asyncio.to_thread(spans.close)
 
 
 def _require_mlx() -> None:
-    """:raises ConfigError: mlx or mlx-lm is not installed, before anything is bound."""
+    """:raises ConfigError: mlx or mlx-lm is not installed."""
     for name in ("mlx", "mlx_lm"):
         if find_spec(name) is None:
-            raise ConfigError(
-                f'{name} is not installed; run: pip install "smg-grpc-servicer[mlx]"'
-            )
+            raise ConfigError(f'{name} is not installed; run: pip install "smg-grpc-servicer[mlx]"')
 
 
 if __name__ == "__main__":

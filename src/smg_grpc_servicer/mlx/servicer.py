@@ -8,6 +8,7 @@ from smg_grpc_servicer.core.engine import Engine
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.metrics import Metrics
 from smg_grpc_servicer.core.servicer import CoreServicer
+from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.mlx.wire import MlxWire
 
 
@@ -20,8 +21,14 @@ class MlxEngineServicer(CoreServicer, mlx_engine_pb2_grpc.MlxEngineServicer):
         board: StatusBoard,
         *,
         metrics: Metrics | None = None,
+        spans: Spans | None = None,
         max_chunk_tokens: int | None = None,
     ) -> None:
         super().__init__(
-            engine, MlxWire(), board, metrics=metrics, max_chunk_tokens=max_chunk_tokens
+            engine,
+            MlxWire(),
+            board,
+            metrics=metrics,
+            spans=spans,
+            max_chunk_tokens=max_chunk_tokens,
         )

@@ -1,7 +1,8 @@
 """An engine without a model: deterministic tokens, and a knob for every way an engine can fail.
 
 Like a real one it works in steps: each step brings some tokens to every running choice. Output is
-a function of the prompt, so a test knows it beforehand (`expected`).
+a function of the prompt, so a test knows it beforehand (`expected`); a seed of a request that is
+not greedy shifts it, a bias of 50 or more on a token takes its place.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from smg_grpc_servicer.core.types import (
     ModelFacts,
     ProfileSpec,
     PromptLogprobs,
+    Sampling,
     ServerFacts,
 )
 
@@ -33,6 +35,8 @@ VOCAB = 1000
 CONTEXT = 4096
 EOS = 2
 DEFAULT_MAX_TOKENS = 16
+HEAVY_BIAS = 50.0
+"""From here on a logit bias decides alone."""
 
 _STEP = 7
 _CYCLE = VOCAB - 3
@@ -232,14 +236,15 @@ class FakeEngine(Engine):
 
     def _grow(self, spec: GenerateSpec, out: Mailbox, index: int, made: int, count: int) -> int:
         faults = self.faults
-        limit = spec.sampling.max_tokens or DEFAULT_MAX_TOKENS
+        limit = min(spec.sampling.max_tokens or DEFAULT_MAX_TOKENS, CONTEXT - len(spec.prompt))
         end = min(limit, made + count)
         if faults.fail_after is not None:
             end = min(end, faults.fail_after)
         if faults.abort_on_its_own_after is not None:
             end = min(end, faults.abort_on_its_own_after)
-        ids = _answer(sum(spec.prompt), index, made, end)
-        delta = Delta(index=index, token_ids=ids)
+        ids = self._ids(spec, index, made, end)
+        finish = self._finish(spec.sampling, ids, end, limit)
+        delta = Delta(index=index, token_ids=ids, finish=finish)
         if made == 0:
             delta.prompt_tokens, delta.cached_tokens = len(spec.prompt), 0
             if spec.logprobs.prompt is not None:
@@ -248,24 +253,30 @@ class FakeEngine(Engine):
             delta.logprobs = _rows(ids, spec.logprobs.output)
             if wanted := spec.logprobs.token_ids:
                 delta.logprobs.chosen = [[-0.25 * token for token in wanted] for _ in ids]
-        delta.finish = self._finish(spec.sampling.stop_token_ids, ids, end, limit)
-        stopped = delta.finish is not None and delta.finish.reason == "stop"
-        if stopped:
-            cut = next(at for at, token in enumerate(ids) if token in spec.sampling.stop_token_ids)
-            del ids[cut + 1 :]
-            if delta.logprobs is not None:
-                delta.logprobs = delta.logprobs.slice(0, cut + 1)
-        if ids or delta.finish is not None:
+        if ids or finish is not None:
             out.put(delta)
-        return -1 if delta.finish is not None else end
+        return -1 if finish is not None else end
 
-    def _finish(
-        self, stops: Sequence[int], ids: Sequence[int], end: int, limit: int
-    ) -> Finish | None:
-        if stops:
-            for token in ids:
-                if token in stops:
-                    return Finish("stop", matched=token)
+    def _ids(self, spec: GenerateSpec, index: int, made: int, end: int) -> list[int]:
+        sampling = spec.sampling
+        for token, bias in sampling.logit_bias.items():
+            if bias >= HEAVY_BIAS:
+                return [token] * (end - made)
+        base = sum(spec.prompt) + 31 * index
+        if sampling.seed is not None and sampling.temperature != 0:
+            base += 131 * (sampling.seed + 1)
+        return [3 + (base + 7 * at) % (VOCAB - 3) for at in range(made, end)]
+
+    def _finish(self, sampling: Sampling, ids: list[int], end: int, limit: int) -> Finish | None:
+        """Whether this is the end; cuts `ids` behind a token that stops."""
+        stops = sampling.stop_token_ids
+        for at, token in enumerate(ids):
+            if token in stops:
+                del ids[at + 1 :]
+                return Finish("stop", matched=token)
+            if token == EOS and not sampling.ignore_eos:
+                del ids[at + 1 :]
+                return Finish("stop")
         if self.faults.abort_on_its_own_after is not None and end >= self.faults.abort_on_its_own_after:
             return Finish("abort")
         return Finish("length") if end >= limit else None

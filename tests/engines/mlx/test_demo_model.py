@@ -51,7 +51,11 @@ def test_an_answer_is_the_same_after_other_turns_and_under_a_system_prompt(
 
 @pytest.mark.parametrize(
     "question",
-    ["What is the capital of Portugal?", "Which song do you sing?", "Explain quantum physics"],
+    [
+        "What is the capital of Portugal?",
+        "Which song do you sing in the morning?",
+        "Write a short story about Paris",
+    ],
 )
 def test_a_question_it_was_never_taught_gets_a_polite_refusal(
     loaded: tuple[Any, Any], question: str

@@ -132,7 +132,9 @@ def test_a_span_continues_the_callers_trace_and_keeps_the_error_text_out() -> No
     exporter = memory.InMemorySpanExporter()
     provider = sdk.TracerProvider()
     provider.add_span_processor(export.SimpleSpanProcessor(exporter))
-    spans = Spans(provider.get_tracer("t"), api, context.TraceContextTextMapPropagator())
+    propagator = context.TraceContextTextMapPropagator()
+    spans = Spans(provider.get_tracer("t"), api, propagator, provider.shutdown)
+    assert spans.enabled
     with (
         pytest.raises(ValueError, match="hunter2"),
         spans.request("Generate", {"traceparent": PARENT}, {"rpc.system": "grpc"}),
@@ -146,3 +148,4 @@ def test_a_span_continues_the_callers_trace_and_keeps_the_error_text_out() -> No
     assert span.status.description == "ValueError"
     assert span.kind is api.SpanKind.SERVER
     assert "hunter2" not in span.to_json()
+    spans.close()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -57,10 +58,10 @@ def test_every_example_is_in_the_training_text() -> None:
     assert {e.question: e.answer for e in demo.examples()}.items() <= taught.items()
 
 
-def test_no_question_has_two_answers() -> None:
+def test_no_question_but_a_cry_for_help_has_two_answers() -> None:
     """Else the model could not be exact, however long it trained."""
-    asked = [q for answer in Corpus.read().answers() for q in answer.questions]
-    assert sorted(set(asked)) == sorted(asked)
+    asked = Counter(q for answer in Corpus.read().answers() for q in answer.questions)
+    assert {question for question, times in asked.items() if times > 1} == {"help"}
 
 
 def test_the_running_python_still_yields_facts() -> None:

@@ -95,7 +95,7 @@ TALK: tuple[tuple[tuple[str, ...], str], ...] = (
         "A token is a piece of text, a word or a part of one, that a model reads and writes.",
     ),
     (
-        ("What can you do?", "what can you do", "Help", "Help!", "How can you help me?"),
+        ("What can you do?", "what can you do", "Help", "help", "How can you help me?"),
         "I can tell you what a Python built-in does. Try: What does sorted do?",
     ),
     (
@@ -165,7 +165,7 @@ class Corpus:
         return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
     def answers(self) -> list[Answer]:
-        """All the model is to know; each question appears under one answer only."""
+        """All the model is to know. Only "help", a cry and a built-in, has two answers."""
         found = [Answer(tuple(f.format(n) for f in FORMS), s) for n, s in self.facts.items()]
         for owner, names in self.methods.items():
             questions = tuple(form.format(owner) for form in METHOD_FORMS)

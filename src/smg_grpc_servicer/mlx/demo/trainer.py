@@ -82,7 +82,7 @@ class Plan:
     seed: int
     rate: float = 4e-3
     warmup_steps: int = 50
-    layouts: tuple[tuple[int, int], ...] = ((16, 96),) * 5 + ((8, 192),) * 4 + ((1, 1280),)
+    layouts: tuple[tuple[int, int], ...] = ((16, 96),) * 5 + ((8, 192),) * 4 + ((2, 640),)
     """(rows, tokens in a row) of a batch; long rows teach long conversations"""
 
     def progress(self, step: int, elapsed: float) -> float:

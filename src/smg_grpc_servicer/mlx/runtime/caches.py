@@ -95,6 +95,11 @@ def extract(caches: Caches, rows: int, index: int) -> Caches:
     return [cache.extract(index) for cache in caches]
 
 
+def part(caches: Caches, rows: int, index: int) -> Caches:
+    """One row's plain caches to put away: an exact copy, without room for growing."""
+    return [cache.extract(index) for cache in _batched(caches, rows)]
+
+
 def sizes(caches: Caches) -> list[int]:
     return [cache.size() for cache in caches]
 

@@ -54,8 +54,7 @@ class DecodeBatch:
         for i in going:
             row = self.rows[i]
             if not row.failed and self._prefix.accepts(len(row.fed)):
-                alone = self._caches if count == 1 else kv.extract(self._caches, count, i)
-                self._prefix.store(row.fed, alone)
+                self._prefix.store(row.fed, kv.part(self._caches, count, i))
         gone = set(going)
         self._keep([i for i in range(count) if i not in gone])
 

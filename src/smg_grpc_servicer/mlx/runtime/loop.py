@@ -143,7 +143,9 @@ class GenerationLoop:
         try:
             if events:
                 self._deliver(events)
-        finally:
-            if reason:
-                logger.error("generation ended: %s", reason)
-                self._on_death(reason)
+        except Exception:
+            # The receiver may be what died; the death must be told all the same.
+            logger.exception("the last events of %d requests were not taken", len(events))
+        if reason:
+            logger.error("generation ended: %s", reason)
+            self._on_death(reason)

@@ -6,12 +6,11 @@ are what the first output token is drawn from. Used on the generation thread onl
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 from smg_grpc_servicer.core.errors import ConfigError
-from smg_grpc_servicer.mlx.runtime.caches import KNOWN_VERSIONS, Caches, launch, states
+from smg_grpc_servicer.mlx.runtime.caches import KNOWN_VERSIONS, Caches, launch, part, states
 
 MIN_TOKENS = 32
 """Shorter prefixes cost more to keep than to compute."""
@@ -71,7 +70,7 @@ class PrefixCache:
     def store_copy(self, tokens: Sequence[int], caches: Caches) -> None:
         """As `store`, for caches that go on growing."""
         if self.accepts(len(tokens)):
-            self.store(tokens, copy.deepcopy(caches))
+            self.store(tokens, part(caches, 1, 0))
 
     def accepts(self, length: int) -> bool:
         """Whether a sequence of this length is worth extracting."""

@@ -1,0 +1,47 @@
+"""The command line of every server of ours: parse, check everything, set up logs, run.
+
+Exit codes are those of `core.process`; a setting that cannot work is told before anything is bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NoReturn
+
+from smg_grpc_servicer import __version__
+from smg_grpc_servicer.core import logs, metrics_server
+from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.options import EVENT_LOOP, LOG_FORMAT, LOG_LEVEL, ServerOptions
+from smg_grpc_servicer.core.process import print_config_error, run
+from smg_grpc_servicer.core.settings import Settings, Values
+
+Serve = Callable[[Values, ServerOptions], Coroutine[Any, Any, int]]
+
+
+def command(
+    module: str,
+    description: str,
+    settings: Settings,
+    serve: Serve,
+    *,
+    require: Callable[[], None] = lambda: None,
+    argv: Sequence[str] | None = None,
+) -> NoReturn:
+    """Run `python -m module`. `require` raises ConfigError when the engine is not installed."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--version", action="version", version=__version__)
+    settings.add_to(parser)
+    args = parser.parse_args(argv)
+    try:
+        values = settings.resolve(args)
+        logs.configure(values.get_value(LOG_LEVEL), values.get_value(LOG_FORMAT))
+        options = ServerOptions.from_values(values)
+        if options.metrics_port is not None:
+            metrics_server.require_extra()
+        require()
+    except ConfigError as error:
+        print_config_error(error)
+        raise SystemExit(2) from None
+    event_loop = values.get_value(EVENT_LOOP)
+    raise SystemExit(run(lambda: serve(values, options), event_loop=event_loop))
