@@ -121,7 +121,9 @@ def logprobs_of_the_last(
     yield message
 
 
-def logprobs_again(message: pb.GenerateResponse, memory: list[int]) -> Iterator[pb.GenerateResponse]:
+def logprobs_again(
+    message: pb.GenerateResponse, memory: list[int]
+) -> Iterator[pb.GenerateResponse]:
     if message.HasField("complete"):
         message.complete.output_logprobs.token_logprobs.append(-1.0)
     yield message
@@ -146,7 +148,9 @@ def no_match(message: pb.GenerateResponse, memory: list[int]) -> Iterator[pb.Gen
     yield message
 
 
-def large_messages(message: pb.GenerateResponse, memory: list[int]) -> Iterator[pb.GenerateResponse]:
+def large_messages(
+    message: pb.GenerateResponse, memory: list[int]
+) -> Iterator[pb.GenerateResponse]:
     """What a limit-less servicer sends when its engine is quick."""
     if message.HasField("chunk") and message.chunk.output_logprobs.top_logprobs and not memory:
         memory.append(1)

@@ -66,7 +66,6 @@ async def target_of(address: str, **options: Any) -> AsyncIterator[Target]:
         await target.close()
 
 
-
 @asynccontextmanager
 async def spoiled(
     dialect: Dialect,

@@ -41,14 +41,20 @@ def _two_engines(server: grpc.aio.Server) -> None:
 
 
 MUTANTS = {
-    "an empty chunk": Mutant(("stream-no-empty-chunk", "stream-whole"), writing(mutants.empty_chunk)),
+    "an empty chunk": Mutant(
+        ("stream-no-empty-chunk", "stream-whole"), writing(mutants.empty_chunk)
+    ),
     "cumulative chunks": Mutant(("stream-deltas", "stream-counts"), writing(mutants.cumulative)),
     "repeats ids": Mutant(("stream-deltas", "stream-whole"), writing(mutants.repeats_ids)),
     "drops a chunk": Mutant(("slow-reader", "stream-deltas"), writing(mutants.drops_a_chunk)),
-    "a quiet OK": Mutant(("stream-one-complete", "unary-one-message"), writing(mutants.no_complete)),
+    "a quiet OK": Mutant(
+        ("stream-one-complete", "unary-one-message"), writing(mutants.no_complete)
+    ),
     "two completes": Mutant(("stream-one-complete",), writing(mutants.ends_twice)),
     "counts per chunk": Mutant(("stream-counts",), writing(mutants.counts_per_chunk)),
-    "prompt counted wrong": Mutant(("prompt-tokens", "concurrent"), writing(mutants.counts_the_prompt)),
+    "prompt counted wrong": Mutant(
+        ("prompt-tokens", "concurrent"), writing(mutants.counts_the_prompt)
+    ),
     "one token too many": Mutant(("max-tokens-exact", "id-reused"), mutants.OffByOne),
     "mixes prompts": Mutant(("concurrent",), mutants.MixesPrompts),
     "unsorted rows": Mutant(("logprobs-sorted", "logprobs-greedy"), writing(mutants.unsorted_rows)),

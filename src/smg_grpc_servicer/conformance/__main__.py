@@ -165,7 +165,9 @@ async def _main(
             try:
                 Path(arguments.json).write_text(text, encoding="utf-8")
             except OSError as error:
-                raise Unusable(f"--json: cannot write {arguments.json!r} ({error.strerror})") from None
+                raise Unusable(
+                    f"--json: cannot write {arguments.json!r} ({error.strerror})"
+                ) from None
     return int(any(result.outcome is Outcome.FAIL for result in results))
 
 

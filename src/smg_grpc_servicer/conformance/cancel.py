@@ -14,7 +14,7 @@ import grpc
 from smg_grpc_servicer.conformance.registry import Failed, check, expect
 from smg_grpc_servicer.conformance.relay import relay
 from smg_grpc_servicer.conformance.stream import Stream
-from smg_grpc_servicer.conformance.target import Target, becomes, held, status
+from smg_grpc_servicer.conformance.target import Target, answered, becomes, output, status
 from smg_grpc_servicer.testing.history import History
 
 TRIES = 4
@@ -57,12 +57,12 @@ async def _until_aborted(target: Target, request_id: str = "") -> History:
     for _ in range(TRIES):
         name = request_id or target.new_id("abort")
         history = await _aborted(target, await _running(target, name))
-        held(history)
+        answered(history)
         if history.complete().finish_reason == "abort":
             return history
     raise Failed(
         f"finish_reason {history.complete().finish_reason!r} after "
-        f"{len(history.streamed_ids())} tokens, {TRIES} times"
+        f"{len(output(history))} tokens, {TRIES} times"
     )
 
 
@@ -80,7 +80,7 @@ async def abort_unary(target: Target) -> str:
         stream = target.send(target.request(name, max_tokens=target.long, stream=False))
         # Nothing shows that it has begun, so it is aborted until it is over.
         await becomes(lambda name=name, stream=stream: _abort_once(target, name, stream), 10)
-        history = held(await stream.end())
+        history = answered(await stream.end())
         reasons.add(history.complete().finish_reason)
         if "abort" in reasons:
             return f"after {history.complete().completion_tokens} tokens"
@@ -98,7 +98,7 @@ async def abort_at_once(target: Target) -> None:
         name = target.new_id("abort")
         stream = target.send(target.request(name, max_tokens=target.long))
         await becomes(lambda name=name, stream=stream: _abort_once(target, name, stream), 10)
-        history = held(await stream.end())
+        history = answered(await stream.end())
         if history.complete().finish_reason == "abort":
             return
     raise Failed(f"finish_reason {history.complete().finish_reason!r}")
@@ -109,7 +109,7 @@ async def abort_silences(target: Target) -> str:
     stream = await _running(target, target.new_id("abort"))
     await target.abort(stream.request.request_id)
     before, start = stream.tokens, monotonic()
-    history = held(await stream.end())
+    history = answered(await stream.end())
     late, seconds = stream.tokens - before, monotonic() - start
     allowed = 2 + int((target.rate or 0) * 0.05)
     over = history.complete().finish_reason != "abort"
@@ -128,7 +128,7 @@ async def abort_twice(target: Target) -> None:
     name = target.new_id("abort")
     stream = await _running(target, name)
     await asyncio.gather(target.abort(name), target.abort(name))
-    held(await stream.end())
+    answered(await stream.end())
     await target.abort(name)
     await target.generate(name)
     await target.abort(name)
@@ -140,9 +140,9 @@ async def abort_whole_id(target: Target) -> None:
     ten = target.send(target.request(f"{name}0", max_tokens=tokens))
     one = await _running(target, name)
     await target.abort(name)
-    held(await one.end())
-    history = held(await ten.end())
-    made, reason = len(history.streamed_ids()), history.complete().finish_reason
+    answered(await one.end())
+    history = answered(await ten.end())
+    made, reason = len(output(history)), history.complete().finish_reason
     expect(reason == "length" and made == tokens, f"{reason!r} after {made} of {tokens} tokens")
 
 
@@ -152,7 +152,7 @@ async def abort_list(target: Target) -> None:
     streams = [await _running(target, name) for name in names]
     await target.abort(*names)
     for stream in streams:
-        history = held(await asyncio.wait_for(stream.end(), STRAY_SECONDS * 5))
+        history = answered(await asyncio.wait_for(stream.end(), STRAY_SECONDS * 5))
         reason = history.complete().finish_reason
         expect(reason in ("abort", "length"), f"finish_reason {reason!r}")
     if all(stream.history.complete().finish_reason == "length" for stream in streams):
@@ -167,7 +167,7 @@ async def _gone(target: Target, request_id: str, active: int) -> str:
         again = await target.ask(target.request(request_id, max_tokens=1))
         if again.code is grpc.StatusCode.ALREADY_EXISTS:
             return False
-        held(again)
+        answered(again)
         return True
 
     async def quiet() -> bool:
@@ -204,11 +204,11 @@ async def cancel_unary_frees(target: Target) -> str:
 @check("cancel-spares-others", "a cancel leaves the streams beside it whole")
 async def cancel_spares_others(target: Target) -> None:
     tokens = target.tokens_for(1.0, 48)
-    alone = (await target.generate(max_tokens=tokens)).streamed_ids()
+    alone = output(await target.generate(max_tokens=tokens))
     other = target.send(target.request(max_tokens=tokens))
     for _ in range(3):
         await (await _running(target, target.new_id("cancel"))).close()
-    ids = held(await other.end()).streamed_ids()
+    ids = output(answered(await other.end()))
     expect(len(ids) == tokens, f"{len(ids)} of {tokens} tokens arrived")
     expect(ids[0] == alone[0], f"first id {ids[0]}, {alone[0]} alone")
 

@@ -40,11 +40,10 @@ class Connection:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
-    def open(
-        self, *more: tuple[str, Any], through: str | None = None
-    ) -> grpc.aio.Channel:
+    def open(self, *more: tuple[str, Any], through: str | None = None) -> grpc.aio.Channel:
         """A channel with connections of its own; `through` dials another address for the same
-        server."""
+        server.
+        """
         options: list[tuple[str, Any]] = [
             ("grpc.max_receive_message_length", RECEIVE_BYTES),
             ("grpc.max_send_message_length", -1),

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from smg_grpc_proto.generated import trtllm_service_pb2, trtllm_service_pb2_grpc
 
 from smg_grpc_servicer.conformance.registry import Failed, check, expect
-from smg_grpc_servicer.conformance.target import Target, held, status
+from smg_grpc_servicer.conformance.target import Target, answered, status
 from smg_grpc_servicer.testing.dialects import DIALECTS
 
 UNKNOWN = "no.such.Service"
@@ -123,7 +123,7 @@ async def health_busy(target: Target) -> str:
         expect(worst < PROBE_SECONDS, f"an answer took {worst:.2f} s")
         expect(await _ready(target), "HealthCheck says not healthy under load")
     for stream in streams:
-        held(await stream.end())
+        answered(await stream.end())
     return f"slowest answer {worst * 1000:.0f} ms"
 
 

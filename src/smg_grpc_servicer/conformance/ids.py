@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from smg_grpc_servicer.conformance.registry import Failed, Order, check, expect
-from smg_grpc_servicer.conformance.target import Target, held, status
+from smg_grpc_servicer.conformance.target import Target, answered, output, status
 
 REUSES = 10
 
@@ -23,8 +23,8 @@ async def id_duplicate(target: Target) -> None:
         code = second.code
         expect(code is grpc.StatusCode.ALREADY_EXISTS, f"the second ended {status(second)}")
         expect(not second.messages, f"{len(second.messages)} messages for the second")
-        history = held(await first.end())
-        made = len(history.streamed_ids())
+        history = answered(await first.end())
+        made = len(output(history))
         expect(made == tokens, f"the first has {made} of {tokens} tokens")
         return
     raise Failed(f"{tokens} tokens are made faster than a second request arrives")
@@ -34,7 +34,7 @@ async def id_duplicate(target: Target) -> None:
 async def id_reused(target: Target) -> None:
     name = target.new_id("again")
     for _ in range(REUSES):
-        made = len((await target.generate(name, max_tokens=3)).complete().output_ids)
+        made = len(output(await target.generate(name, max_tokens=3)))
         expect(made == 3, f"{made} ids, 3 asked for")
 
 
@@ -53,8 +53,8 @@ async def id_case(target: Target) -> None:
     name = target.new_id("case")
     lower = target.send(target.request(name, max_tokens=target.tokens_for(0.5, 32)))
     upper = target.send(target.request(name.upper(), max_tokens=2))
-    held(await upper.end())
-    held(await lower.end())
+    answered(await upper.end())
+    answered(await lower.end())
 
 
 @check("id-empty", "a request without an id is INVALID_ARGUMENT naming request_id", Order.ROUGH)

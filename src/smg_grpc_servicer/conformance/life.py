@@ -10,7 +10,7 @@ import asyncio
 import grpc
 
 from smg_grpc_servicer.conformance.registry import NotApplicable, check, expect
-from smg_grpc_servicer.conformance.target import Target, held, served, status
+from smg_grpc_servicer.conformance.target import Target, answered, kept, output, served, status
 from smg_grpc_servicer.testing.history import History
 
 TOKENS = 24
@@ -41,9 +41,7 @@ async def stream_counts(target: Target) -> None:
     total = 0
     for chunk in (await _stream(target)).chunks:
         total += len(chunk.token_ids)
-        expect(
-            chunk.completion_tokens == total, f"{chunk.completion_tokens} after {total} ids"
-        )
+        expect(chunk.completion_tokens == total, f"{chunk.completion_tokens} after {total} ids")
 
 
 @check("stream-one-complete", "a stream ends with one complete, then OK")
@@ -57,12 +55,12 @@ async def stream_one_complete(target: Target) -> None:
 
 @check("stream-whole", "a stream keeps every promise of the shipped history checker")
 async def stream_whole(target: Target) -> None:
-    await target.generate(max_tokens=TOKENS)
+    kept(await _stream(target))
 
 
 @check("unary-one-message", "stream=false is answered by one message: the complete, with all ids")
 async def unary_one_message(target: Target) -> None:
-    history = await target.generate(stream=False, max_tokens=TOKENS)
+    history = kept(await target.ask(target.request(stream=False, max_tokens=TOKENS)))
     expect(len(history.messages) == 1, f"{len(history.messages)} messages")
     count = len(history.complete().output_ids)
     expect(count == TOKENS, f"{count} ids, {TOKENS} asked for")
@@ -70,8 +68,8 @@ async def unary_one_message(target: Target) -> None:
 
 @check("unary-equals-stream", "the same greedy request yields the same ids streamed or whole")
 async def unary_equals_stream(target: Target) -> None:
-    streamed = (await target.generate()).streamed_ids()
-    whole = list((await target.generate(stream=False)).complete().output_ids)
+    streamed = output(await target.generate())
+    whole = output(await target.generate(stream=False))
     expect(streamed == whole, f"streamed {streamed}, whole {whole}")
 
 
@@ -96,8 +94,10 @@ async def token_zero(target: Target) -> None:
 async def max_tokens_exact(target: Target) -> None:
     for tokens in (1, 2, 7):
         for stream in (True, False):
-            complete = (await target.generate(max_tokens=tokens, stream=stream)).complete()
-            made = len(complete.output_ids)
+            history = await target.generate(max_tokens=tokens, stream=stream)
+            complete, made = history.complete(), len(output(history))
+            said = complete.completion_tokens
+            expect(said == made, f"completion_tokens {said} for {made} ids, stream={stream}")
             expect(made == tokens, f"{made} ids for max_tokens {tokens}, stream={stream}")
             reason = complete.finish_reason
             expect(reason == "length", f"finish_reason {reason!r} for max_tokens {tokens}")
@@ -126,7 +126,7 @@ async def bare_request(target: Target) -> None:
     request.tokenized.input_ids.extend(target.prompt)
     name = target.dialect.renames.get("max_tokens", "max_tokens")
     setattr(request.sampling_params, name, 4)
-    held(await target.ask(request))
+    answered(await target.ask(request))
 
 
 @check("text-prompt", "a text prompt is tokenized by the server")
@@ -148,11 +148,9 @@ async def choices_unary(target: Target) -> None:
 
 async def _choices(target: Target, *, stream: bool) -> None:
     # Greedy choices are all alike, and some engines refuse them.
-    history = await target.generate(
-        choices=3, n=3, stream=stream, temperature=1.0, max_tokens=6
-    )
+    history = await target.generate(choices=3, n=3, stream=stream, temperature=1.0, max_tokens=6)
     for index in range(3):
-        made = len(history.complete(index).output_ids)
+        made = len(output(history, index))
         expect(made == 6, f"choice {index} has {made} ids, 6 asked for")
 
 
@@ -168,8 +166,8 @@ async def concurrent(target: Target) -> str:
     for (prompt, top), one, many in zip(asked, alone, together):
         said = many.complete()
         expect(said.prompt_tokens == len(prompt), f"prompt_tokens {said.prompt_tokens}")
-        expect(len(said.output_ids) == top, f"{len(said.output_ids)} ids, {top} asked for")
-        first, ids = list(one.complete().output_ids), list(said.output_ids)
+        first, ids = output(one), output(many)
+        expect(len(ids) == top, f"{len(ids)} ids, {top} asked for")
         expect(ids[0] == first[0], f"first id {ids[0]} in company, {first[0]} alone")
         same += ids == first
     # A batch rounds differently, so a near tie may turn; not in most of them.
@@ -181,8 +179,8 @@ async def concurrent(target: Target) -> str:
 async def slow_reader(target: Target) -> str:
     tokens = target.tokens_for(1.5, 1000)
     request = target.request(max_tokens=tokens)
-    history = held(await target.send(request, pause=lambda at: 0.02 if at < 25 else 0.0).end())
-    made = len(history.streamed_ids())
+    history = answered(await target.send(request, pause=lambda at: 0.02 if at < 25 else 0.0).end())
+    made = len(output(history))
     expect(made == tokens, f"{made} of {tokens} tokens arrived")
     return f"{tokens} tokens in {len(history.chunks)} chunks"
 
@@ -193,7 +191,5 @@ async def stop_strings(target: Target) -> str:
     if history.code is grpc.StatusCode.INVALID_ARGUMENT:
         expect("stop" in history.details, f"{status(history)} does not name stop")
         return "refused by name"
-    held(history)
+    answered(history)
     return "served"
-
-

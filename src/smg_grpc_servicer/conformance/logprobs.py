@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from smg_grpc_servicer.conformance.registry import NotApplicable, check, expect
-from smg_grpc_servicer.conformance.target import Target, held, served, status
+from smg_grpc_servicer.conformance.target import Target, answered, kept, output, served, status
 from smg_grpc_servicer.testing.history import MAX_RECEIVE_BYTES, History
 
 TOKENS = 10
@@ -46,21 +46,23 @@ async def logprobs_zero(target: Target) -> str:
 @check("logprobs-stream", "streamed logprobs travel in the chunks, one row an id, and only there")
 async def logprobs_stream(target: Target) -> None:
     for top in (1, 5):
-        await target.generate(max_tokens=TOKENS, logprobs=top)
+        kept(await target.ask(target.request(max_tokens=TOKENS, logprobs=top)), logprobs=top)
 
 
 @check("logprobs-unary", "a whole answer carries the logprobs of all its ids")
 async def logprobs_unary(target: Target) -> None:
     for top in (1, 5):
-        await target.generate(max_tokens=TOKENS, logprobs=top, stream=False)
+        request = target.request(max_tokens=TOKENS, logprobs=top, stream=False)
+        kept(await target.ask(request), logprobs=top)
 
 
 @check("logprobs-agree", "streamed and whole logprobs of one greedy request agree")
 async def logprobs_agree(target: Target) -> None:
     streamed = await target.generate(max_tokens=TOKENS, logprobs=2)
     whole = await target.generate(max_tokens=TOKENS, logprobs=2, stream=False)
-    expect(streamed.streamed_ids() == list(whole.complete().output_ids), "other ids")
+    expect(output(streamed) == output(whole), "other ids")
     pairs = zip(_rows(streamed)[0], _rows(whole)[0])
+    expect(_rows(whole)[0], "no logprobs")
     worst = max(abs(a - b) for a, b in pairs)
     expect(worst <= TOLERANCE, f"they differ by {worst:.3g}")
 
@@ -127,7 +129,7 @@ def _size(history: History) -> tuple[int, str]:
 
 @check("message-size-stream", "no streamed message passes 4 MiB, the gateway's limit")
 async def message_size_stream(target: Target) -> str:
-    history = held(await _big(target, stream=True), options={"logprobs": -1})
+    history = answered(await _big(target, stream=True))
     largest, total = _size(history)
     expect(largest < MAX_RECEIVE_BYTES, f"a message of {largest} bytes")
     return total
@@ -139,7 +141,7 @@ async def message_size_unary(target: Target) -> str:
     if history.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         expect(history.details, "RESOURCE_EXHAUSTED without a word")
         return "RESOURCE_EXHAUSTED"
-    held(history, options={"logprobs": -1})
+    answered(history)
     largest, total = _size(history)
     expect(largest < MAX_RECEIVE_BYTES, f"a message of {largest} bytes")
     return total

@@ -11,7 +11,11 @@ from smg_grpc_servicer.conformance.registry import Check
 from smg_grpc_servicer.conformance.runner import Outcome, Result
 from smg_grpc_servicer.conformance.target import Target
 
-_OUTCOMES = {Outcome.PASS: "passed", Outcome.FAIL: "failed", Outcome.NOT_APPLICABLE: "not_applicable"}
+_OUTCOMES = {
+    Outcome.PASS: "passed",
+    Outcome.FAIL: "failed",
+    Outcome.NOT_APPLICABLE: "not_applicable",
+}
 
 
 class Table:
@@ -37,9 +41,7 @@ class Table:
 
     def listing(self, checks: Sequence[Check]) -> None:
         for each in checks:
-            print(
-                f"{each.name:<{self._name}}  {each.group:<10}  {each.promise}", file=self._out
-            )
+            print(f"{each.name:<{self._name}}  {each.group:<10}  {each.promise}", file=self._out)
 
     def total(self, results: Sequence[Result], seconds: float) -> None:
         counts = counted(results)
@@ -50,9 +52,7 @@ class Table:
         )
 
     def _line(self, name: str, promise: str, outcome: str, seconds: str, detail: str) -> None:
-        line = (
-            f"{name:<{self._name}}  {promise:<{self._promise}}  {outcome:<4}  {seconds:>5}  {detail}"
-        )
+        line = f"{name:<{self._name}}  {promise:<{self._promise}}  {outcome:<4}  {seconds:>5}  {detail}"
         print(line.rstrip(), file=self._out, flush=True)
 
 

@@ -66,7 +66,9 @@ async def prepare(
     outside = [token for token in prompt if facts.vocab_size and token >= facts.vocab_size]
     if outside or not prompt:
         await target.close()
-        what = f"{outside[0]} is outside the vocabulary of {facts.vocab_size}" if outside else "empty"
+        what = (
+            f"{outside[0]} is outside the vocabulary of {facts.vocab_size}" if outside else "empty"
+        )
         raise Unusable(f"--prompt-ids: {what}")
     return target
 

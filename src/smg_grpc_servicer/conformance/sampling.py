@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smg_grpc_servicer.conformance.registry import NotApplicable, Order, check, expect
-from smg_grpc_servicer.conformance.target import Target, held, status
+from smg_grpc_servicer.conformance.target import Target, answered, output, status
 
 TOKENS = 16
 HEAVY = 100.0
@@ -24,7 +24,7 @@ def matched(complete: Any) -> int | str | None:
 
 async def _ids(target: Target, **options: Any) -> list[int]:
     options = {"max_tokens": TOKENS, **options}
-    return list((await target.generate(**options)).complete().output_ids)
+    return output(await target.generate(**options))
 
 
 @check("greedy-repeats", "temperature 0 gives the same ids each time")
@@ -43,11 +43,9 @@ async def stop_token(target: Target) -> None:
             max_tokens=TOKENS + 8, stop_token_ids=[ids[at]], stream=stream
         )
         complete = history.complete()
-        made, reason = list(complete.output_ids), complete.finish_reason
+        made, reason = output(history), complete.finish_reason
         expect(reason == "stop", f"finish_reason {reason!r}, {len(made)} ids")
-        expect(
-            made in (ids[:at], ids[: at + 1]), f"{made} for a stop at id {at} of {ids}"
-        )
+        expect(made in (ids[:at], ids[: at + 1]), f"{made} for a stop at id {at} of {ids}")
         expect(matched(complete) == ids[at], f"matched {matched(complete)}, not {ids[at]}")
 
 
@@ -55,8 +53,9 @@ async def stop_token(target: Target) -> None:
 async def stop_token_absent(target: Target) -> None:
     ids = await _ids(target)
     absent = next(token for token in range(target.vocab_size) if token not in ids)
-    complete = (await target.generate(max_tokens=TOKENS, stop_token_ids=[absent])).complete()
-    expect(list(complete.output_ids) == ids, "other ids than without it")
+    history = await target.generate(max_tokens=TOKENS, stop_token_ids=[absent])
+    complete = history.complete()
+    expect(output(history) == ids, "other ids than without it")
     expect(complete.finish_reason == "length", f"finish_reason {complete.finish_reason!r}")
     expect(matched(complete) is None, f"matched {matched(complete)}")
 
@@ -72,7 +71,7 @@ async def eos_stops(target: Target) -> None:
     eos = _eos(target)
     history = await target.generate(logit_bias={eos: HEAVY}, ignore_eos=False)
     complete = history.complete()
-    ids, reason = list(complete.output_ids), complete.finish_reason
+    ids, reason = output(history), complete.finish_reason
     expect(reason == "stop", f"finish_reason {reason!r} with ids {ids} for EOS {eos}")
     expect(ids in ([], [eos]), f"ids {ids} for EOS {eos} at once")
     expect(matched(complete) is None, f"matched {matched(complete)} although nobody asked")
@@ -81,8 +80,8 @@ async def eos_stops(target: Target) -> None:
 @check("ignore-eos", "ignore_eos goes on past EOS to max_tokens")
 async def ignore_eos(target: Target) -> None:
     eos = _eos(target)
-    complete = (await target.generate(logit_bias={eos: HEAVY}, max_tokens=5)).complete()
-    ids, reason = list(complete.output_ids), complete.finish_reason
+    history = await target.generate(logit_bias={eos: HEAVY}, max_tokens=5)
+    ids, reason = output(history), history.complete().finish_reason
     expect(len(ids) == 5, f"{len(ids)} ids, 5 asked for")
     expect(reason == "length", f"finish_reason {reason!r}")
 
@@ -154,4 +153,4 @@ def _is_fault(code: Any) -> bool:
 @check("top-k-beyond-vocabulary", "top_k larger than the vocabulary is off", Order.ROUGH)
 async def top_k_beyond_vocabulary(target: Target) -> None:
     request = target.request(temperature=1.0, top_k=target.vocab_size + 1, max_tokens=4)
-    held(await target.ask(request))
+    answered(await target.ask(request))

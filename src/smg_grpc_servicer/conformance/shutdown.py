@@ -17,7 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from smg_grpc_servicer.conformance.registry import Failed, NotApplicable, Order, check, expect
-from smg_grpc_servicer.conformance.target import Target, becomes, held, status
+from smg_grpc_servicer.conformance.target import Target, answered, becomes, status
 from smg_grpc_servicer.testing.history import History
 
 STREAM_SECONDS = 1.5
@@ -130,13 +130,15 @@ async def shutdown_drains(target: Target) -> str:
     history = (await _ending(target)).stream
     if history is None:
         raise Failed("there was no stream")
-    complete = held(history).complete()
+    complete = answered(history).complete()
     reason = complete.finish_reason
     expect(reason == "length", f"finish_reason {reason!r}")
     return f"{complete.completion_tokens} tokens"
 
 
-@check("shutdown-exits", "after SIGTERM the process ends, within what Kubernetes grants", Order.LAST)
+@check(
+    "shutdown-exits", "after SIGTERM the process ends, within what Kubernetes grants", Order.LAST
+)
 async def shutdown_exits(target: Target) -> str:
     seen = (await _ending(target)).exit_after
     if seen is None or seen > 30:

@@ -20,7 +20,6 @@ from smg_grpc_servicer.conformance import (  # noqa: F401 # each registers its c
 )
 from smg_grpc_servicer.conformance.registry import CHECKS, Check
 
-
 GROUPS = (
     "life", "logprobs", "sampling", "cancel", "ids", "validation", "health", "facts", "tokenizer",
     "transport", "shutdown",

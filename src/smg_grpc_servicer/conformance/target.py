@@ -134,8 +134,8 @@ class Target:
     async def generate(
         self, request_id: str | None = None, *, choices: int = 1, **options: Any
     ) -> History:
-        """An answer that must come, keep every promise of the history checker, and be whole."""
-        return held(await self.ask(self.request(request_id, **options)), choices, options)
+        """An answer that must come, with a complete for each choice."""
+        return answered(await self.ask(self.request(request_id, **options)), choices)
 
     async def abort(self, *request_ids: str) -> Any:
         if len(request_ids) == 1:
@@ -211,13 +211,27 @@ def served(history: History) -> History:
     return history
 
 
-def held(history: History, choices: int = 1, options: dict[str, Any] | None = None) -> History:
-    """Served, and no promise of the history checker broken."""
+def answered(history: History, choices: int = 1) -> History:
+    """Served, each choice with its complete; a check's own promise is not judged here."""
     served(history)
-    logprobs = (options or {}).get("logprobs")
-    broken = check(history, choices, logprobs=logprobs)
+    ended = {complete.index for complete in history.completes}
+    expect(ended == set(range(choices)), f"OK with completes of choices {sorted(ended)} only")
+    return history
+
+
+def kept(history: History, *, logprobs: int | None = None) -> History:
+    """Answered, and no promise of the history checker broken."""
+    served(history)
+    broken = check(history, logprobs=logprobs)
     expect(not broken, "; ".join(broken[:3]))
     return history
+
+
+def output(history: History, index: int = 0) -> list[int]:
+    """The ids of a choice as the gateway takes them: from the chunks of a stream, else whole."""
+    if history.stream:
+        return history.streamed_ids(index)
+    return list(history.complete(index).output_ids)
 
 
 async def becomes(true: Callable[[], Awaitable[bool]], seconds: float) -> bool:

@@ -22,7 +22,7 @@ from smg_grpc_servicer.conformance.registry import (
     check,
     expect,
 )
-from smg_grpc_servicer.conformance.target import Target, held, served, status
+from smg_grpc_servicer.conformance.target import Target, answered, output, status
 from smg_grpc_servicer.testing.dialects import Unsayable
 from smg_grpc_servicer.testing.history import History
 
@@ -143,7 +143,7 @@ def _check(row: Row) -> Check:
         history = await target.ask(request)
         # SGLang's engine takes 0 for "prefill only": then it must make nothing.
         if row.name == "max-tokens-0" and history.code is grpc.StatusCode.OK:
-            made = len(history.complete().output_ids)
+            made = len(output(history))
             expect(made == 0 and target.dialect.engine == "sglang", f"OK with {made} tokens")
         else:
             _refused(row, history)
@@ -166,7 +166,7 @@ for _row in ROWS:
 )
 async def invalid_spares_others(target: Target) -> str:
     tokens = target.tokens_for(1.0, 64)
-    alone = served(await target.ask(target.request(max_tokens=tokens))).streamed_ids()
+    alone = output(await target.generate(max_tokens=tokens))
     other = target.send(target.request(max_tokens=tokens))
     expect(await other.first(), f"ended {status(other.history)}")
     bad = []
@@ -176,7 +176,7 @@ async def invalid_spares_others(target: Target) -> str:
         except (NotApplicable, Unsayable):
             continue
     await asyncio.gather(*(target.ask(request) for request in bad))
-    ids = held(await other.end()).streamed_ids()
+    ids = output(answered(await other.end()))
     if len(ids) != tokens:
         raise Failed(f"{len(ids)} of {tokens} tokens arrived")
     expect(ids[0] == alone[0], f"first id {ids[0]}, {alone[0]} alone")

@@ -226,16 +226,16 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # un
         for wake in tuple(self._watchers):
             wake.set()
 
-    def status(self, name: str) -> int:
-        """The `ServingStatus` of a name now."""
+    def status(self, name: str) -> health_pb2.HealthCheckResponse.ServingStatus:
+        """The status of a name now."""
         statuses = health_pb2.HealthCheckResponse
         if name == "":
             up = self._board.alive
         elif name in self._names:
             up = self._board.ready
         else:
-            return int(statuses.SERVICE_UNKNOWN)
-        return int(statuses.SERVING if up else statuses.NOT_SERVING)
+            return statuses.SERVICE_UNKNOWN
+        return statuses.SERVING if up else statuses.NOT_SERVING
 
     async def Check(
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]

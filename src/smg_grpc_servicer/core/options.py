@@ -82,7 +82,7 @@ STALL = Setting(
 EXIT_ON_DEATH = Setting(
     "exit_on_engine_death_seconds",
     parsers.SECONDS,
-    5.0,
+    10.0,
     "after the engine died, how long open streams may take to end before the process exits "
     "with code 1; 0 = stay up, not alive",
     "--exit-on-engine-death-seconds",

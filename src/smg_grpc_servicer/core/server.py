@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 STOP_GRACE = 1.0
 """Seconds in which calls that were cut get their status out before they are cancelled."""
+LAME_DUCK = 0.1
+"""Seconds for which the server goes on refusing calls after its drain."""
 
 
 async def _nothing() -> None:
@@ -194,6 +196,9 @@ class GrpcServer:
             log.info("draining %d requests for up to %g s", board.in_flight, seconds)
         if not await self._until(lambda: board.in_flight == 0, seconds):
             log.warning("the drain is over with %d requests unfinished", board.in_flight)
+        # Calls that have arrived but not reached their handler would end CANCELLED; they get
+        # their UNAVAILABLE first.
+        await asyncio.sleep(LAME_DUCK)
 
     async def _tear_down(self, life: Life, up: asyncio.Task[None]) -> None:
         if not up.done():
@@ -208,15 +213,19 @@ class GrpcServer:
 
     async def _until(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
         """Wait for a condition that `_wake` announces; False when the time ran out first."""
-        loop = asyncio.get_running_loop()
+        # A timer may fire a little before its time by the clock, so the clock is not asked.
+        expired = asyncio.Event()
+
+        def expire() -> None:
+            expired.set()
+            self._wake.set()
+
         timer = None
-        end = None
         if seconds is not None:
-            end = loop.time() + seconds
-            timer = loop.call_later(seconds, self._wake.set)
+            timer = asyncio.get_running_loop().call_later(seconds, expire)
         try:
             while not condition():
-                if end is not None and loop.time() >= end:
+                if expired.is_set():
                     return False
                 self._wake.clear()
                 await self._wake.wait()

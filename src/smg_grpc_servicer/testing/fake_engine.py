@@ -277,7 +277,10 @@ class FakeEngine(Engine):
             if token == EOS and not sampling.ignore_eos:
                 del ids[at + 1 :]
                 return Finish("stop")
-        if self.faults.abort_on_its_own_after is not None and end >= self.faults.abort_on_its_own_after:
+        if (
+            self.faults.abort_on_its_own_after is not None
+            and end >= self.faults.abort_on_its_own_after
+        ):
             return Finish("abort")
         return Finish("length") if end >= limit else None
 
