@@ -86,7 +86,9 @@ def serve(kind: str, pipe: Connection) -> None:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         over = asyncio.Event()
-        threading.Thread(target=answer, args=(asyncio.get_running_loop(), over), daemon=True).start()
+        threading.Thread(
+            target=answer, args=(asyncio.get_running_loop(), over), daemon=True
+        ).start()
         pipe.send(port)
         await over.wait()
         await server.stop(0)
@@ -128,7 +130,7 @@ async def load(port: int, streams: int, tokens: int, pipe: Connection) -> Result
         await asyncio.gather(*(one(stub, index) for index in range(streams)))
         seconds = perf_counter() - start
         pipe.send("cpu")
-        return Result(messages, seen, seconds, pipe.recv() - before)
+        return Result(messages, seen, seconds, float(pipe.recv()) - before)
 
 
 def main() -> None:
@@ -145,7 +147,10 @@ def main() -> None:
         process = spawn.Process(target=serve, args=(kind, there), daemon=True)
         process.start()
         servers[kind] = (process, here, here.recv())
-    print("| streams | server | messages/s | CPU us/message | tokens/CPU s | rate, of bare | tokens/CPU s, of one token |")
+    print(
+        "| streams | server | messages/s | CPU us/message | tokens/CPU s "
+        "| rate, of bare | tokens/CPU s, of one token |"
+    )
     print("|---|---|---|---|---|---|---|")
     for streams in counts:
         results: dict[str, list[Result]] = {kind: [] for kind in KINDS}

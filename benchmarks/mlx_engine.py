@@ -19,6 +19,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -81,7 +82,9 @@ class Direct:
         return self._child.stdout.readline()
 
 
-async def rates(stubs: dict[str, Any], direct: Direct, rounds: int) -> dict[tuple[str, str], Values]:
+async def rates(
+    stubs: dict[str, Any], direct: Direct, rounds: int
+) -> dict[tuple[str, str], Values]:
     """Tokens a second: (streams and kind) → server → one value a round."""
     seen: dict[tuple[str, str], Values] = defaultdict(lambda: defaultdict(list))
     seed = 0
@@ -130,11 +133,11 @@ async def gap_while_admitting(stub: Any, seed: int) -> float:
     edges = [max((t for t in stream.times if t < begin), default=begin), *inside]
     after = [t for t in stream.times if t > end][:1]
     times = [*edges, *after]
-    return max(b - a for a, b in zip(times, times[1:], strict=False))
+    return max(b - a for a, b in pairwise(times))
 
 
 async def ttft_behind_long(stub: Any, seed: int) -> float:
-    """Mean time to first token, in seconds, of four 10-token prompts sent with a 4,000-token one."""
+    """Mean seconds to the first token of four 10-token prompts sent with a 4,000-token one."""
     long = asyncio.ensure_future(
         run_stream(stub, f"big-{seed}", prompt(4000, seed), max_tokens=2, ignore_eos=True)
     )
@@ -156,7 +159,9 @@ async def prefix(stub: Any, seed: int) -> tuple[float, float]:
     times = []
     for at in range(2):
         tail = prompt(20, seed + 1 + at)
-        stream = await run_stream(stub, f"p-{seed}-{at}", head + tail, max_tokens=4, ignore_eos=True)
+        stream = await run_stream(
+            stub, f"p-{seed}-{at}", head + tail, max_tokens=4, ignore_eos=True
+        )
         times.append(stream.ttft)
     return times[0], times[1]
 
@@ -197,7 +202,10 @@ def report(seen: dict[tuple[str, str], Values]) -> bool:
     print("\n| streams | what | ours | direct | published |")
     print("|---|---|---|---|---|")
     for (streams, kind), row in seen.items():
-        cells = [f"{median(row[name]):.4g}" if row.get(name) else "-" for name in ("ours", "direct", "published")]
+        cells = [
+            f"{median(row[name]):.4g}" if row.get(name) else "-"
+            for name in ("ours", "direct", "published")
+        ]
         print(f"| {streams} | {kind} | {' | '.join(cells)} |")
 
     def ratio(key: tuple[str, str], over: str, under: str = "ours") -> float | None:
@@ -209,13 +217,31 @@ def report(seen: dict[tuple[str, str], Values]) -> bool:
     cold, warm = "TTFT of 820 tokens, cold (s)", "TTFT of 820 tokens, 800 seen before (s)"
     logprobs = median(seen["32", "logprobs=5"]["ours"]) / median(seen["32", "greedy"]["ours"])
     targets = [
-        *((f"greedy, {n} streams, of direct", ratio((str(n), "greedy"), "direct"), ">=", 1.0) for n in STREAMS),
+        *(
+            (f"greedy, {n} streams, of direct", ratio((str(n), "greedy"), "direct"), ">=", 1.0)
+            for n in STREAMS
+        ),
         ("sampled, 32 streams, of direct", ratio(("32", "sampled"), "direct"), ">=", 1.3),
         ("greedy, 32 streams, of published", ratio(("32", "greedy"), "published"), ">=", 1.25),
         ("logprobs=5 of greedy, 32 streams", logprobs, ">=", 0.85),
-        ("worst gap, of published", ratio(("-", "worst gap, 2,000-token prompt admitted (s)"), "published"), "<=", 0.15),
-        ("TTFT behind 4,000, of published", ratio(("-", "TTFT of 10 tokens behind 4,000 (s)"), "published"), "<=", 0.05),
-        ("repeated 800-token prefix, of cold", median(seen["-", warm]["ours"]) / median(seen["-", cold]["ours"]), "<=", 0.2),
+        (
+            "worst gap, of published",
+            ratio(("-", "worst gap, 2,000-token prompt admitted (s)"), "published"),
+            "<=",
+            0.15,
+        ),
+        (
+            "TTFT behind 4,000, of published",
+            ratio(("-", "TTFT of 10 tokens behind 4,000 (s)"), "published"),
+            "<=",
+            0.05,
+        ),
+        (
+            "repeated 800-token prefix, of cold",
+            median(seen["-", warm]["ours"]) / median(seen["-", cold]["ours"]),
+            "<=",
+            0.2,
+        ),
     ]
     print("\n| target | wanted | measured | |")
     print("|---|---|---|---|")
@@ -232,7 +258,9 @@ def report(seen: dict[tuple[str, str], Values]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--published", metavar="PYTHON", help="python of the published package's venv")
+    parser.add_argument(
+        "--published", metavar="PYTHON", help="python of the published package's venv"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds after the warm-up (5)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -37,7 +38,7 @@ async def server(
     command: Sequence[str], port: int, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[Any]:
     """A stub for a server child that listens on `port`; the child ends with the block."""
-    child = subprocess.Popen(
+    child = subprocess.Popen(  # noqa: ASYNC220 — before the clock starts
         command,
         env={**os.environ, **(env or {})},
         stdout=subprocess.DEVNULL,
@@ -84,7 +85,7 @@ class Stream:
 
     @property
     def worst_gap(self) -> float:
-        return max(b - a for a, b in zip(self.times, self.times[1:], strict=False))
+        return max(b - a for a, b in pairwise(self.times))
 
 
 async def run_stream(stub: Any, request_id: str, prompt: Sequence[int], **options: Any) -> Stream:
@@ -119,16 +120,44 @@ def blas() -> str | None:
 
 
 def ours(model: str, port: int, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "smg_grpc_servicer.mlx", "--model", model, "--port", str(port), *flags]
+    return [
+        sys.executable,
+        "-m",
+        "smg_grpc_servicer.mlx",
+        "--model",
+        model,
+        "--port",
+        str(port),
+        *flags,
+    ]
 
 
 def published(python: str, model: str, port: int) -> list[str]:
     """The published package, a black box in a venv of its own."""
     module = "smg_grpc_servicer.mlx.server"
-    return [python, "-I", "-m", module, "--model", model, "--port", str(port), "--host", "127.0.0.1"]
+    return [
+        python,
+        "-I",
+        "-m",
+        module,
+        "--model",
+        model,
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+    ]
 
 
 __all__ = [
-    "DIALECT", "Stream", "blas", "free_port", "median", "ours", "published", "run_stream",
-    "server", "throughput",
+    "DIALECT",
+    "Stream",
+    "blas",
+    "free_port",
+    "median",
+    "ours",
+    "published",
+    "run_stream",
+    "server",
+    "throughput",
 ]

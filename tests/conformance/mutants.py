@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -14,9 +14,7 @@ from smg_grpc_proto.generated import mlx_engine_pb2 as pb
 from smg_grpc_servicer.core.health import HealthServicer, StatusBoard
 from smg_grpc_servicer.mlx.servicer import MlxEngineServicer
 from smg_grpc_servicer.testing.fake_engine import FakeEngine
-
-Spoil = Callable[[pb.GenerateResponse, list[int]], Iterator[pb.GenerateResponse]]
-"""What goes out instead of a message; the list keeps state for one stream."""
+from tests.conformance.spoilers import Spoil, as_it_is
 
 
 class Writing:
@@ -39,123 +37,10 @@ def writing(spoil: Spoil) -> type[MlxEngineServicer]:
 
     class Spoilt(MlxEngineServicer):
         async def Generate(self, request: Any, context: Any) -> None:
-            await super().Generate(request, Writing(context, spoil))
+            pen: Any = Writing(context, spoil)
+            await super().Generate(request, pen)
 
     return Spoilt
-
-
-def _of(message: pb.GenerateResponse) -> Any:
-    return message.chunk if message.HasField("chunk") else message.complete
-
-
-def empty_chunk(message: pb.GenerateResponse, memory: list[int]) -> Iterator[pb.GenerateResponse]:
-    yield message
-    if message.HasField("chunk"):
-        counted = pb.GenerateStreamChunk(completion_tokens=message.chunk.completion_tokens)
-        yield pb.GenerateResponse(chunk=counted)
-
-
-def cumulative(message: pb.GenerateResponse, memory: list[int]) -> Iterator[pb.GenerateResponse]:
-    if message.HasField("chunk"):
-        memory += message.chunk.token_ids
-        message.chunk.ClearField("token_ids")
-        message.chunk.token_ids.extend(memory)
-    yield message
-
-
-def repeats_ids(message: pb.GenerateResponse, memory: list[int]) -> Iterator[pb.GenerateResponse]:
-    yield message
-    if message.HasField("chunk") and not memory:
-        memory.append(1)
-        yield message
-
-
-def drops_a_chunk(message: pb.GenerateResponse, memory: list[int]) -> Iterator[pb.GenerateResponse]:
-    memory.append(1)
-    if message.HasField("complete") or len(memory) % 30 != 20:
-        yield message
-
-
-def no_complete(message: pb.GenerateResponse, memory: list[int]) -> Iterator[pb.GenerateResponse]:
-    if message.HasField("chunk"):
-        yield message
-
-
-def ends_twice(message: pb.GenerateResponse, memory: list[int]) -> Iterator[pb.GenerateResponse]:
-    yield message
-    if message.HasField("complete"):
-        yield message
-
-
-def counts_per_chunk(
-    message: pb.GenerateResponse, memory: list[int]
-) -> Iterator[pb.GenerateResponse]:
-    if message.HasField("chunk"):
-        message.chunk.completion_tokens = len(message.chunk.token_ids)
-    yield message
-
-
-def counts_the_prompt(
-    message: pb.GenerateResponse, memory: list[int]
-) -> Iterator[pb.GenerateResponse]:
-    part = _of(message)
-    part.prompt_tokens += part.completion_tokens
-    yield message
-
-
-def unsorted_rows(message: pb.GenerateResponse, memory: list[int]) -> Iterator[pb.GenerateResponse]:
-    for row in _of(message).output_logprobs.top_logprobs:
-        values, ids = list(row.values)[::-1], list(row.token_ids)[::-1]
-        row.values[:], row.token_ids[:] = values, ids
-    yield message
-
-
-def logprobs_of_the_last(
-    message: pb.GenerateResponse, memory: list[int]
-) -> Iterator[pb.GenerateResponse]:
-    """E6: the fault of a servicer in the wild."""
-    if message.HasField("complete"):
-        rows = message.complete.output_logprobs
-        for field in (rows.token_logprobs, rows.token_ids, rows.top_logprobs):
-            del field[:-1]
-    yield message
-
-
-def logprobs_again(
-    message: pb.GenerateResponse, memory: list[int]
-) -> Iterator[pb.GenerateResponse]:
-    if message.HasField("complete"):
-        message.complete.output_logprobs.token_logprobs.append(-1.0)
-    yield message
-
-
-def positive_logprobs(
-    message: pb.GenerateResponse, memory: list[int]
-) -> Iterator[pb.GenerateResponse]:
-    for row in _of(message).output_logprobs.top_logprobs:
-        row.values[:] = [1.0, *row.values[1:]]
-    yield message
-
-
-def eos_reason(message: pb.GenerateResponse, memory: list[int]) -> Iterator[pb.GenerateResponse]:
-    if message.complete.finish_reason == "stop":
-        message.complete.finish_reason = "eos"
-    yield message
-
-
-def no_match(message: pb.GenerateResponse, memory: list[int]) -> Iterator[pb.GenerateResponse]:
-    message.complete.ClearField("matched_stop_token_id") if message.HasField("complete") else None
-    yield message
-
-
-def large_messages(
-    message: pb.GenerateResponse, memory: list[int]
-) -> Iterator[pb.GenerateResponse]:
-    """What a limit-less servicer sends when its engine is quick."""
-    if message.HasField("chunk") and message.chunk.output_logprobs.top_logprobs and not memory:
-        memory.append(1)
-        message.chunk.output_logprobs.top_logprobs[0].values.extend([-9.0] * 1_100_000)
-    yield message
 
 
 class Requesting(MlxEngineServicer):
@@ -261,7 +146,8 @@ class AbortEndsQuietly(MlxEngineServicer):
             if message.complete.finish_reason != "abort":
                 yield message
 
-        await super().Generate(request, Writing(context, spoil))
+        pen: Any = Writing(context, spoil)
+        await super().Generate(request, pen)
 
 
 class CancelLeaks(MlxEngineServicer):
@@ -277,9 +163,8 @@ class CancelLeaks(MlxEngineServicer):
                 except Exception:
                     return
 
-        await asyncio.shield(
-            asyncio.ensure_future(super().Generate(request, Deaf(context, lambda m, _: iter(()))))
-        )
+        pen: Any = Deaf(context, as_it_is)
+        await asyncio.shield(asyncio.ensure_future(super().Generate(request, pen)))
 
 
 class NamesNoField(MlxEngineServicer):
@@ -288,7 +173,8 @@ class NamesNoField(MlxEngineServicer):
             async def abort(self, code: Any, details: str, trailers: Any = ()) -> None:
                 await self._context.abort(code, "bad request", trailers)
 
-        await super().Generate(request, Vague(context, lambda m, _: iter((m,))))
+        pen: Any = Vague(context, as_it_is)
+        await super().Generate(request, pen)
 
 
 class SaysInternal(MlxEngineServicer):
@@ -297,7 +183,8 @@ class SaysInternal(MlxEngineServicer):
             async def abort(self, code: Any, details: str, trailers: Any = ()) -> None:
                 await self._context.abort(grpc.StatusCode.INTERNAL, details, trailers)
 
-        await super().Generate(request, Blunt(context, lambda m, _: iter((m,))))
+        pen: Any = Blunt(context, as_it_is)
+        await super().Generate(request, pen)
 
 
 class DiesOfBadInput(MlxEngineServicer):
@@ -379,11 +266,11 @@ class WatchEnds(HealthServicer):
     """V2: what the published servicers do."""
 
     async def Watch(self, request: Any, context: Any) -> None:
-        status = self.status(request.service)
+        status: Any = self.status(request.service)
         await context.write(health_pb2.HealthCheckResponse(status=status))
 
 
-class KnowsEveryName(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # untyped base
+class KnowsEveryName(health_pb2_grpc.HealthServicer):
     def __init__(self, board: StatusBoard, names: list[str]) -> None:
         pass
 

@@ -20,7 +20,7 @@ from smg_grpc_servicer.core.server import GrpcServer
 from smg_grpc_servicer.core.servicer import CoreServicer
 from smg_grpc_servicer.testing.dialects import Dialect
 from smg_grpc_servicer.testing.fake_engine import FakeEngine
-from tests.support.serving import servicer_for
+from smg_grpc_servicer.testing.servicers import servicer_for
 
 STEP_SECONDS = 0.001
 

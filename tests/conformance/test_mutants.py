@@ -1,4 +1,4 @@
-"""A suite that catches nothing proves nothing: each broken servicer fails the check named for it."""
+"""A suite that catches nothing proves nothing: each broken servicer fails the check for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smg_grpc_servicer.conformance.runner import Outcome, run
 from smg_grpc_servicer.conformance.suite import select
 from smg_grpc_servicer.mlx.servicer import MlxEngineServicer
 from smg_grpc_servicer.testing.dialects import DIALECTS
-from tests.conformance import mutants
+from tests.conformance import mutants, spoilers
 from tests.conformance.mutants import writing
 from tests.conformance.servers import spoiled, target_of, tokenizer_in
 
@@ -31,7 +31,7 @@ class Mutant:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class _Vllm(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc] # untyped base
+class _Vllm(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def HealthCheck(self, request: Any, context: Any) -> Any:
         return vllm_pb.HealthCheckResponse(healthy=True)
 
@@ -42,28 +42,30 @@ def _two_engines(server: grpc.aio.Server) -> None:
 
 MUTANTS = {
     "an empty chunk": Mutant(
-        ("stream-no-empty-chunk", "stream-whole"), writing(mutants.empty_chunk)
+        ("stream-no-empty-chunk", "stream-whole"), writing(spoilers.empty_chunk)
     ),
-    "cumulative chunks": Mutant(("stream-deltas", "stream-counts"), writing(mutants.cumulative)),
-    "repeats ids": Mutant(("stream-deltas", "stream-whole"), writing(mutants.repeats_ids)),
-    "drops a chunk": Mutant(("slow-reader", "stream-deltas"), writing(mutants.drops_a_chunk)),
+    "cumulative chunks": Mutant(("stream-deltas", "stream-counts"), writing(spoilers.cumulative)),
+    "repeats ids": Mutant(("stream-deltas", "stream-whole"), writing(spoilers.repeats_ids)),
+    "drops a chunk": Mutant(("slow-reader", "stream-deltas"), writing(spoilers.drops_a_chunk)),
     "a quiet OK": Mutant(
-        ("stream-one-complete", "unary-one-message"), writing(mutants.no_complete)
+        ("stream-one-complete", "unary-one-message"), writing(spoilers.no_complete)
     ),
-    "two completes": Mutant(("stream-one-complete",), writing(mutants.ends_twice)),
-    "counts per chunk": Mutant(("stream-counts",), writing(mutants.counts_per_chunk)),
+    "two completes": Mutant(("stream-one-complete",), writing(spoilers.ends_twice)),
+    "counts per chunk": Mutant(("stream-counts",), writing(spoilers.counts_per_chunk)),
     "prompt counted wrong": Mutant(
-        ("prompt-tokens", "concurrent"), writing(mutants.counts_the_prompt)
+        ("prompt-tokens", "concurrent"), writing(spoilers.counts_the_prompt)
     ),
     "one token too many": Mutant(("max-tokens-exact", "id-reused"), mutants.OffByOne),
     "mixes prompts": Mutant(("concurrent",), mutants.MixesPrompts),
-    "unsorted rows": Mutant(("logprobs-sorted", "logprobs-greedy"), writing(mutants.unsorted_rows)),
-    "logprobs of the last": Mutant(("logprobs-unary",), writing(mutants.logprobs_of_the_last)),
-    "logprobs again": Mutant(("logprobs-off", "logprobs-stream"), writing(mutants.logprobs_again)),
-    "positive logprobs": Mutant(("logprobs-finite",), writing(mutants.positive_logprobs)),
-    "large messages": Mutant(("message-size-stream",), writing(mutants.large_messages)),
-    "reason eos": Mutant(("eos-stops", "stop-token"), writing(mutants.eos_reason)),
-    "no matched stop": Mutant(("stop-token",), writing(mutants.no_match)),
+    "unsorted rows": Mutant(
+        ("logprobs-sorted", "logprobs-greedy"), writing(spoilers.unsorted_rows)
+    ),
+    "logprobs of the last": Mutant(("logprobs-unary",), writing(spoilers.logprobs_of_the_last)),
+    "logprobs again": Mutant(("logprobs-off", "logprobs-stream"), writing(spoilers.logprobs_again)),
+    "positive logprobs": Mutant(("logprobs-finite",), writing(spoilers.positive_logprobs)),
+    "large messages": Mutant(("message-size-stream",), writing(spoilers.large_messages)),
+    "reason eos": Mutant(("eos-stops", "stop-token"), writing(spoilers.eos_reason)),
+    "no matched stop": Mutant(("stop-token",), writing(spoilers.no_match)),
     "ignores seeds": Mutant(("seed-repeats", "seed-in-company"), mutants.IgnoresSeed),
     "one seed for all": Mutant(("seed-matters",), mutants.OneSeed),
     "runs past EOS": Mutant(("eos-stops",), mutants.IgnoresEos),

@@ -60,7 +60,9 @@ async def test_leaving_at_a_point_tells_the_engine_once(
 
     async with served(DIALECT, engine) as server:
         with failpoints.arm(point, stay):
-            request = DIALECT.generate("swept", [5], stream=stream, max_tokens=4000 if unfinished else 4)
+            request = DIALECT.generate(
+                "swept", [5], stream=stream, max_tokens=4000 if unfinished else 4
+            )
             call = server.stub.Generate(request)
             reading = asyncio.ensure_future(History(stream=stream).record(call))
             await asyncio.wait_for(reached.wait(), 5)

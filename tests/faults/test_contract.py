@@ -256,7 +256,7 @@ async def test_invalid_input_names_its_field_and_leaves_the_engine_alone(
 async def test_a_refusal_becomes_the_status_of_the_table(
     dialect: Dialect, error: Exception, code: grpc.StatusCode
 ) -> None:
-    """R1: the code of the table, words that are never empty, no engine abort for what it refused."""
+    """R1: the table's code, words that are never empty, no abort for what the engine refused."""
     engine = FakeEngine(faults=Faults(refuse=error))
     async with served(dialect, engine) as server:
         history = await server.generate()

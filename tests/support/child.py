@@ -1,4 +1,4 @@
-"""Starting `server_child`, reading its log, and ending it whatever the test does."""
+"""Starting a server as a child, reading its log, and ending it whatever the test does."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 class Child:
     """A child process; what it prints is read on a thread, stdout and stderr together."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, module: str) -> None:
         environment = dict(os.environ, PYTHONUNBUFFERED="1")
         paths = [str(ROOT), str(ROOT / "src"), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.server_child", *arguments],
+            [sys.executable, "-m", module, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -75,8 +75,8 @@ class Child:
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[Child]:
-    child = Child("--port", "0", *arguments)
+def running(*arguments: str, module: str = "tests.support.server_child") -> Iterator[Child]:
+    child = Child("--port", "0", *arguments, module=module)
     try:
         yield child
     finally:

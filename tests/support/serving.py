@@ -1,35 +1,21 @@
-"""A servicer over the FakeEngine on a real socket, and a client for it, for the length of a block."""
+"""A servicer over the FakeEngine on a real socket and a client for it, for one block."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from smg_grpc_servicer.core.health import HealthServicer, StatusBoard
 from smg_grpc_servicer.core.servicer import CoreServicer
 from smg_grpc_servicer.testing.dialects import Dialect
 from smg_grpc_servicer.testing.fake_engine import FakeEngine
 from smg_grpc_servicer.testing.history import History
-from grpc_health.v1 import health_pb2_grpc
-
-SERVICERS = {
-    "mlx": ("smg_grpc_servicer.mlx.servicer", "MlxEngineServicer"),
-    "vllm": ("smg_grpc_servicer.vllm.servicer", "VllmServicerBase"),
-    "sglang": ("smg_grpc_servicer.sglang.servicer", "SglangServicerBase"),
-    "tokenspeed": ("smg_grpc_servicer.tokenspeed.servicer", "TokenSpeedServicerBase"),
-}
-"""By dialect: the wing's servicer that takes any engine."""
-
-
-def servicer_for(dialect: Dialect, engine: FakeEngine, board: StatusBoard) -> CoreServicer:
-    module, name = SERVICERS[dialect.engine]
-    servicer: CoreServicer = getattr(import_module(module), name)(engine, board)
-    return servicer
+from smg_grpc_servicer.testing.servicers import servicer_for
 
 
 @dataclass

@@ -158,17 +158,18 @@ async def _main(
         await target.close()
     table.total(results, seconds)
     if arguments.json is not None:
-        text = json.dumps(document(target, results, seconds), indent=2) + "\n"
-        if arguments.json == "-":
-            sys.stdout.write(text)
-        else:
-            try:
-                Path(arguments.json).write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise Unusable(
-                    f"--json: cannot write {arguments.json!r} ({error.strerror})"
-                ) from None
+        _write(arguments.json, json.dumps(document(target, results, seconds), indent=2) + "\n")
     return int(any(result.outcome is Outcome.FAIL for result in results))
+
+
+def _write(where: str, text: str) -> None:
+    if where == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(where).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Unusable(f"--json: cannot write {where!r} ({error.strerror})") from None
 
 
 if __name__ == "__main__":

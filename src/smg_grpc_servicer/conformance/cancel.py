@@ -14,7 +14,7 @@ import grpc
 from smg_grpc_servicer.conformance.registry import Failed, check, expect
 from smg_grpc_servicer.conformance.relay import relay
 from smg_grpc_servicer.conformance.stream import Stream
-from smg_grpc_servicer.conformance.target import Target, answered, becomes, output, status
+from smg_grpc_servicer.conformance.target import PAUSE, Target, answered, becomes, output, status
 from smg_grpc_servicer.testing.history import History
 
 TRIES = 4
@@ -49,21 +49,30 @@ async def _aborted(target: Target, stream: Stream, *request_ids: str) -> History
     return history
 
 
-async def _until_aborted(target: Target, request_id: str = "") -> History:
-    """The history of a stream that an Abort RPC ended.
-
-    :raises Failed: it ran to its own end each time, or kept no promise.
-    """
+async def _until_aborted(target: Target) -> History:
+    """The history of a stream that an Abort RPC ended. :raises Failed: it ran on each time."""
+    ended = []
     for _ in range(TRIES):
-        name = request_id or target.new_id("abort")
-        history = await _aborted(target, await _running(target, name))
+        history = await _aborted(target, await _running(target, target.new_id("abort")))
         answered(history)
         if history.complete().finish_reason == "abort":
             return history
-    raise Failed(
-        f"finish_reason {history.complete().finish_reason!r} after "
-        f"{len(output(history))} tokens, {TRIES} times"
-    )
+        ended.append(f"{history.complete().finish_reason!r} after {len(output(history))} tokens")
+    raise Failed(f"finish_reason {', '.join(ended)}")
+
+
+async def _abort_until_over(target: Target, *, stream: bool) -> History:
+    """Abort a request from the moment it is sent until it ends: nothing shows that it has begun."""
+    for _ in range(TRIES):
+        name = target.new_id("abort")
+        running = target.send(target.request(name, max_tokens=target.long, stream=stream))
+        while not running.ended:
+            await target.abort(name)
+            await asyncio.sleep(PAUSE)
+        history = answered(await running.end())
+        if history.complete().finish_reason == "abort":
+            return history
+    raise Failed(f"it ran to its own end {TRIES} times")
 
 
 @check("abort-stream", "Abort ends a stream with a complete of reason abort, then OK")
@@ -74,34 +83,13 @@ async def abort_stream(target: Target) -> str:
 
 @check("abort-unary", "Abort ends a whole answer with a complete of reason abort")
 async def abort_unary(target: Target) -> str:
-    reasons = set()
-    for _ in range(TRIES):
-        name = target.new_id("abort")
-        stream = target.send(target.request(name, max_tokens=target.long, stream=False))
-        # Nothing shows that it has begun, so it is aborted until it is over.
-        await becomes(lambda name=name, stream=stream: _abort_once(target, name, stream), 10)
-        history = answered(await stream.end())
-        reasons.add(history.complete().finish_reason)
-        if "abort" in reasons:
-            return f"after {history.complete().completion_tokens} tokens"
-    raise Failed(f"finish_reason {sorted(reasons)}")
-
-
-async def _abort_once(target: Target, request_id: str, stream: Stream) -> bool:
-    await target.abort(request_id)
-    return stream.ended
+    history = await _abort_until_over(target, stream=False)
+    return f"after {history.complete().completion_tokens} tokens"
 
 
 @check("abort-at-once", "an Abort sent right behind its request ends it too")
 async def abort_at_once(target: Target) -> None:
-    for _ in range(TRIES):
-        name = target.new_id("abort")
-        stream = target.send(target.request(name, max_tokens=target.long))
-        await becomes(lambda name=name, stream=stream: _abort_once(target, name, stream), 10)
-        history = answered(await stream.end())
-        if history.complete().finish_reason == "abort":
-            return
-    raise Failed(f"finish_reason {history.complete().finish_reason!r}")
+    await _abort_until_over(target, stream=True)
 
 
 @check("abort-silences", "after an acknowledged Abort no more than what was under way arrives")
@@ -231,11 +219,12 @@ async def deadline(target: Target) -> str:
 @check("connection-cut", "a connection that breaks ends its requests")
 async def connection_cut(target: Target) -> str:
     active, name = await target.active(), target.new_id("cut")
-    async with relay(target.connection.target) as between:
-        async with target.connection.open(through=between.address) as channel:
-            request = target.request(name, max_tokens=target.long)
-            stream = target.send(request, channel=channel)
-            expect(await stream.first(), f"ended {status(stream.history)}")
-            between.cut()
-            await stream.end()
+    async with (
+        relay(target.connection.target) as between,
+        target.connection.open(through=between.address) as channel,
+    ):
+        stream = target.send(target.request(name, max_tokens=target.long), channel=channel)
+        expect(await stream.first(), f"ended {status(stream.history)}")
+        between.cut()
+        await stream.end()
     return await _gone(target, name, active)

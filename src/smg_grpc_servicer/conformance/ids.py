@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from smg_grpc_servicer.conformance.registry import Failed, Order, check, expect
-from smg_grpc_servicer.conformance.target import Target, answered, output, status
+from smg_grpc_servicer.conformance.target import LONG, Target, answered, output, status
 
 REUSES = 10
 
@@ -13,8 +13,8 @@ REUSES = 10
 @check("id-duplicate", "an id that is in flight is ALREADY_EXISTS; the first stream is unharmed")
 async def id_duplicate(target: Target) -> None:
     # A fast engine may be done with the first before the second arrives: then a longer one.
-    for tokens in (48, 400, target.long):
-        name, tokens = target.new_id("twice"), min(tokens, target.long)
+    for wanted in (48, 400, LONG):
+        name, tokens = target.new_id("twice"), min(wanted, target.long)
         first = target.send(target.request(name, max_tokens=tokens))
         expect(await first.first(), f"the first ended {status(first.history)}")
         second = await target.ask(target.request(name, max_tokens=2))
@@ -27,7 +27,7 @@ async def id_duplicate(target: Target) -> None:
         made = len(output(history))
         expect(made == tokens, f"the first has {made} of {tokens} tokens")
         return
-    raise Failed(f"{tokens} tokens are made faster than a second request arrives")
+    raise Failed(f"{target.long} tokens are made faster than a second request arrives")
 
 
 @check("id-reused", f"an id can be used again as soon as its stream ended, {REUSES} times")

@@ -163,7 +163,7 @@ async def concurrent(target: Target) -> str:
         *(target.generate(prompt=prompt, max_tokens=top) for prompt, top in asked)
     )
     same = 0
-    for (prompt, top), one, many in zip(asked, alone, together):
+    for (prompt, top), one, many in zip(asked, alone, together, strict=True):
         said = many.complete()
         expect(said.prompt_tokens == len(prompt), f"prompt_tokens {said.prompt_tokens}")
         first, ids = output(one), output(many)

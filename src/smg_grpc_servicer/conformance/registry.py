@@ -6,15 +6,15 @@ what was promised, or `NotApplicable` with the reason; what it returns is shown 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from smg_grpc_servicer.conformance.target import Target
 
-Body = Callable[["Target"], Awaitable[str | None]]
+Body = Callable[["Target"], Coroutine[Any, Any, "str | None"]]
 
 
 class Failed(AssertionError):

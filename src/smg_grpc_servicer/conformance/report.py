@@ -52,7 +52,8 @@ class Table:
         )
 
     def _line(self, name: str, promise: str, outcome: str, seconds: str, detail: str) -> None:
-        line = f"{name:<{self._name}}  {promise:<{self._promise}}  {outcome:<4}  {seconds:>5}  {detail}"
+        left = f"{name:<{self._name}}  {promise:<{self._promise}}"
+        line = f"{left}  {outcome:<4}  {seconds:>5}  {detail}"
         print(line.rstrip(), file=self._out, flush=True)
 
 

@@ -65,51 +65,108 @@ _TOP = ("logprobs", "top_logprobs_num")
 
 ROWS = (
     Row(
-        "no-input", "neither token ids nor text",
-        _fixed(edit=lambda request: request.ClearField("tokenized")), ("input", "tokenized"),
+        "no-input",
+        "neither token ids nor text",
+        _fixed(edit=lambda request: request.ClearField("tokenized")),
+        ("input", "tokenized"),
     ),
     Row("prompt-empty", "an empty prompt", _fixed(prompt=[]), _PROMPT, rough=True),
     Row(
-        "prompt-id", "a prompt id one past the vocabulary",
-        lambda target: {"prompt": [*target.prompt, target.vocab_size]}, _PROMPT, rough=True,
-    ),
-    Row("prompt-id-huge", "a prompt id of 2**32 - 1", _fixed(prompt=[5, 2**32 - 1]), _PROMPT, rough=True),
-    Row(
-        "prompt-full", "a prompt as long as the context",
-        lambda target: {"prompt": [target.prompt[0]] * _context(target)}, _PROMPT, rough=True,
+        "prompt-id",
+        "a prompt id one past the vocabulary",
+        lambda target: {"prompt": [*target.prompt, target.vocab_size]},
+        _PROMPT,
+        rough=True,
     ),
     Row(
-        "prompt-too-long", "a prompt longer than the context",
-        lambda target: {"prompt": [target.prompt[0]] * (_context(target) + 50)}, _PROMPT,
+        "prompt-id-huge",
+        "a prompt id of 2**32 - 1",
+        _fixed(prompt=[5, 2**32 - 1]),
+        _PROMPT,
+        rough=True,
+    ),
+    Row(
+        "prompt-full",
+        "a prompt as long as the context",
+        lambda target: {"prompt": [target.prompt[0]] * _context(target)},
+        _PROMPT,
+        rough=True,
+    ),
+    Row(
+        "prompt-too-long",
+        "a prompt longer than the context",
+        lambda target: {"prompt": [target.prompt[0]] * (_context(target) + 50)},
+        _PROMPT,
         rough=True,
     ),
     Row("max-tokens-0", "max_tokens 0", _fixed(max_tokens=0), ("max_tokens", "max_new_tokens")),
     Row("temperature-negative", "temperature -1", _fixed(temperature=-1.0), ("temperature",)),
     Row("temperature-nan", "temperature NaN", _fixed(temperature=NAN), ("temperature",)),
-    Row("temperature-infinite", "an infinite temperature", _fixed(temperature=INF), ("temperature",)),
+    Row(
+        "temperature-infinite", "an infinite temperature", _fixed(temperature=INF), ("temperature",)
+    ),
     Row("top-p-above-1", "top_p 1.5", _fixed(top_p=1.5), ("top_p",)),
     Row("top-p-negative", "top_p -0.1", _fixed(top_p=-0.1), ("top_p",)),
     Row("min-p-above-1", "min_p 2", _fixed(min_p=2.0), ("min_p",), rough=True),
     Row("min-p-negative", "min_p -0.5", _fixed(min_p=-0.5), ("min_p",), rough=True),
     Row("top-k-negative", "top_k -2", _fixed(top_k=-2), ("top_k",)),
-    Row("frequency-nan", "frequency_penalty NaN", _fixed(frequency_penalty=NAN), ("frequency_penalty",)),
-    Row("presence-infinite", "an infinite presence_penalty", _fixed(presence_penalty=-INF), ("presence_penalty",)),
-    Row("repetition-negative", "repetition_penalty -1", _fixed(repetition_penalty=-1.0), ("repetition_penalty",)),
-    Row("repetition-nan", "repetition_penalty NaN", _fixed(repetition_penalty=NAN), ("repetition_penalty",)),
     Row(
-        "bias-outside", "logit_bias for an id past the vocabulary",
-        lambda target: {"logit_bias": {target.vocab_size: 1.0}}, ("logit_bias",), rough=True,
+        "frequency-nan",
+        "frequency_penalty NaN",
+        _fixed(frequency_penalty=NAN),
+        ("frequency_penalty",),
     ),
-    Row("bias-negative", "logit_bias for id -1", _fixed(logit_bias={-1: 1.0}), ("logit_bias",), rough=True),
-    Row("bias-nan", "a logit_bias of NaN", _fixed(logit_bias={5: NAN}), ("logit_bias",), rough=True),
     Row(
-        "stop-id-outside", "a stop id past the vocabulary",
-        lambda target: {"stop_token_ids": [target.vocab_size]}, ("stop_token_ids",), rough=True,
+        "presence-infinite",
+        "an infinite presence_penalty",
+        _fixed(presence_penalty=-INF),
+        ("presence_penalty",),
+    ),
+    Row(
+        "repetition-negative",
+        "repetition_penalty -1",
+        _fixed(repetition_penalty=-1.0),
+        ("repetition_penalty",),
+    ),
+    Row(
+        "repetition-nan",
+        "repetition_penalty NaN",
+        _fixed(repetition_penalty=NAN),
+        ("repetition_penalty",),
+    ),
+    Row(
+        "bias-outside",
+        "logit_bias for an id past the vocabulary",
+        lambda target: {"logit_bias": {target.vocab_size: 1.0}},
+        ("logit_bias",),
+        rough=True,
+    ),
+    Row(
+        "bias-negative",
+        "logit_bias for id -1",
+        _fixed(logit_bias={-1: 1.0}),
+        ("logit_bias",),
+        rough=True,
+    ),
+    Row(
+        "bias-nan", "a logit_bias of NaN", _fixed(logit_bias={5: NAN}), ("logit_bias",), rough=True
+    ),
+    Row(
+        "stop-id-outside",
+        "a stop id past the vocabulary",
+        lambda target: {"stop_token_ids": [target.vocab_size]},
+        ("stop_token_ids",),
+        rough=True,
     ),
     Row("logprobs-negative", "logprobs -2", _fixed(logprobs=-2), _TOP),
-    Row("min-above-max", "min_tokens above max_tokens", _fixed(min_tokens=9, max_tokens=3), ("min_tokens", "min_new_tokens")),
+    Row(
+        "min-above-max",
+        "min_tokens above max_tokens",
+        _fixed(min_tokens=9, max_tokens=3),
+        ("min_tokens", "min_new_tokens"),
+    ),
     Row("rank-negative", "data-parallel rank -1", _fixed(edit=_rank), ("data_parallel_rank",)),
-)  # fmt: skip
+)
 
 
 def _request(target: Target, row: Row) -> Any:

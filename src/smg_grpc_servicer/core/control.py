@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from time import time
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import grpc
 from smg_grpc_proto.generated import common_pb2
@@ -30,10 +30,10 @@ CONTROL_SECONDS = 600.0
 
 
 class ControlBodies:
-    """Mixed into `CoreServicer`, which sets these."""
+    """Mixed into `CoreServicer`, which sets these; a wing's servicer sets `wire`."""
 
+    wire: ClassVar[Wire]
     engine: Engine
-    wire: Wire
     board: StatusBoard
     table: RequestTable
     tokenizer: TokenizerSource
@@ -81,7 +81,9 @@ class ControlBodies:
             self._require_started()
             self._require_features(frozenset({Feature.LOADS}))
             loads = await self.engine.loads()
-            return self.wire.loads_response(request, loads, self.engine.server_facts().version or "")
+            return self.wire.loads_response(
+                request, loads, self.engine.server_facts().version or ""
+            )
 
         return await self._unary(context, body)
 

@@ -48,7 +48,12 @@ class Mailbox:
     )
 
     def __init__(
-        self, choices: int = 1, *, stream: bool, limit: int = MAX_PENDING, pulse: Pulse | None = None
+        self,
+        choices: int = 1,
+        *,
+        stream: bool,
+        limit: int = MAX_PENDING,
+        pulse: Pulse | None = None,
     ) -> None:
         self._open = set(range(choices))
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Keeping every message under what the gateway can receive (4 MiB; it does not raise that limit)."""
+"""Keeping every message under what the gateway can receive: 4 MiB, a limit it never raises."""
 
 from __future__ import annotations
 

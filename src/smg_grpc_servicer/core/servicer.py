@@ -30,7 +30,7 @@ from smg_grpc_servicer.core.tokenizer import TokenizerSource
 from smg_grpc_servicer.core.tracing import Spans, trace_context
 from smg_grpc_servicer.core.types import Delta, Feature, GenerateSpec
 from smg_grpc_servicer.core.validate import validate, validate_prompt
-from smg_grpc_servicer.core.wire import Choice, Message, Wire
+from smg_grpc_servicer.core.wire import Choice, Message
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CoreServicer(ControlBodies):
-    """All RPCs of the four protos over an `Engine`; a wing adds its generated base class."""
+    """All RPCs of the four protos over an `Engine`; a wing adds its generated base and its wire."""
 
     def __init__(
         self,
         engine: Engine,
-        wire: Wire,
         board: StatusBoard,
         *,
         table: RequestTable | None = None,
@@ -52,7 +51,6 @@ class CoreServicer(ControlBodies):
         max_chunk_tokens: int | None = None,
     ) -> None:
         self.engine = engine
-        self.wire = wire
         self.board = board
         self.table = table or RequestTable()
         board.progress = self.table

@@ -40,7 +40,7 @@ class Feature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Structured output. `kind`: json_schema, regex, grammar, structural_tag, json_object, choice."""
+    """Structured output: json_schema, json_object, regex, grammar, choice or structural_tag."""
 
     kind: str
     value: str | tuple[str, ...]

@@ -64,7 +64,8 @@ def _sampling(sampling: Sampling, facts: ModelFacts, path: Path, min_output: int
     top = sampling.max_tokens
     if top is not None and sampling.min_tokens is not None and sampling.min_tokens > top:
         raise InvalidArgument(
-            path("min_tokens"), f"must not exceed {path('max_tokens')} ({top}), got {sampling.min_tokens}"
+            path("min_tokens"),
+            f"must not exceed {path('max_tokens')} ({top}), got {sampling.min_tokens}",
         )
     for token in sampling.stop_token_ids:
         _token(path("stop_token_ids"), token, facts)
@@ -82,9 +83,7 @@ def _logprobs(wanted: LogprobSpec, facts: ModelFacts, path: Path) -> None:
         _token(path("token_ids_logprob"), token, facts)
 
 
-def _number(
-    name: str, value: float | None, low: float = -math.inf, high: float = math.inf
-) -> None:
+def _number(name: str, value: float | None, low: float = -math.inf, high: float = math.inf) -> None:
     if value is None:
         return
     if not math.isfinite(value):

@@ -85,7 +85,7 @@ class Wire(ABC):
     service: ClassVar[str]
     """Full name, for example `mlx.grpc.engine.MlxEngine`; also its readiness name in health."""
     paths: ClassVar[Mapping[str, str]] = {}
-    """Core name to the field's path in the request, where they differ from `sampling_params.<name>`."""
+    """Core name to the field's path in the request, unless that is `sampling_params.<name>`."""
 
     def path(self, name: str) -> str:
         """How the caller calls what core calls `name`."""

@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from smg_grpc_servicer.core.engine import Engine
 from smg_grpc_servicer.core.errors import EngineDead, Unavailable
-from smg_grpc_servicer.core.facts import bos_token_id, pad_token_id, read_config
-from smg_grpc_servicer.core.facts import architectures, model_type
+from smg_grpc_servicer.core.facts import (
+    architectures,
+    bos_token_id,
+    model_type,
+    pad_token_id,
+    read_config,
+)
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.progress import progress
 from smg_grpc_servicer.core.types import (

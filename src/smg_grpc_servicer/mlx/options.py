@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from smg_grpc_servicer.core import parsers
 from smg_grpc_servicer.core.options import server_settings
@@ -131,7 +131,7 @@ class MlxOptions:
     prefill_budget: int = PREFILL_BUDGET.default
     max_queued_requests: int = MAX_QUEUED_REQUESTS.default
     prompt_cache_bytes: int = PROMPT_CACHE_BYTES.default
-    backend: BackendOptions = BackendOptions()
+    backend: BackendOptions = field(default_factory=BackendOptions)
 
     @classmethod
     def from_values(cls, values: Values) -> MlxOptions:

@@ -128,7 +128,7 @@ def fill_logprobs(part: pb.OutputLogProbs, token_ids: Sequence[int], rows: Logpr
     """Rows in step with their ids, by whole lists (element by element costs two to three times)."""
     part.token_logprobs.extend(rows.values)
     part.token_ids.extend(token_ids)
-    for ids, values in zip(rows.top_ids, rows.top_values):
+    for ids, values in zip(rows.top_ids, rows.top_values, strict=True):
         row = part.top_logprobs.add()
         row.token_ids.extend(ids)
         row.values.extend(values)

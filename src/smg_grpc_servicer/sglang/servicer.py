@@ -7,10 +7,7 @@ from typing import NoReturn
 from smg_grpc_proto.generated import sglang_scheduler_pb2_grpc
 
 from smg_grpc_servicer.core.control import Context
-from smg_grpc_servicer.core.engine import Engine
 from smg_grpc_servicer.core.errors import Unsupported
-from smg_grpc_servicer.core.health import StatusBoard
-from smg_grpc_servicer.core.metrics import Metrics
 from smg_grpc_servicer.core.servicer import CoreServicer
 from smg_grpc_servicer.core.wire import Message
 from smg_grpc_servicer.sglang.fields import ADAPTER_CALLS
@@ -20,17 +17,7 @@ from smg_grpc_servicer.sglang.wire import SglangWire
 class SglangServicerBase(CoreServicer, sglang_scheduler_pb2_grpc.SglangSchedulerServicer):
     """Serves `sglang.grpc.scheduler.SglangScheduler` from any `Engine`."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        board: StatusBoard,
-        *,
-        metrics: Metrics | None = None,
-        max_chunk_tokens: int | None = None,
-    ) -> None:
-        super().__init__(
-            engine, SglangWire(), board, metrics=metrics, max_chunk_tokens=max_chunk_tokens
-        )
+    wire = SglangWire()
 
     async def LoadLoRAAdapter(self, request: Message, context: Context) -> NoReturn:
         await self._no_adapters(context)

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smg_grpc_servicer.core.messages import CHUNK_BYTES, MAX_MESSAGE_BYTES, pieces
-from smg_grpc_servicer.core.types import Delta, Finish, LogprobRows, PromptLogprobs
+from smg_grpc_servicer.core.types import Delta, Finish, GenerateSpec, LogprobRows, PromptLogprobs
 from smg_grpc_servicer.core.wire import Choice
 from smg_grpc_servicer.mlx.wire import MlxWire
-from smg_grpc_servicer.core.types import GenerateSpec
 
 
 def rows(count: int, width: int) -> LogprobRows:
