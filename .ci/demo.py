@@ -17,6 +17,7 @@ from venvs import (
     Wanted,
     exclusive,
     find_python,
+    install_project,
     is_complete,
     make,
     say,
@@ -31,22 +32,22 @@ def main() -> int:
     try:
         python = find_python(PYTHONS)
         lock = LOCKS / "mlx.txt"
-        # Editable, so the venv belongs to this checkout and its metadata.
-        contents = (lock.read_text(), (ROOT / "pyproject.toml").read_text(), str(ROOT))
-        folder = venv_folder("demo", python, *contents)
+        # Editable, so the venv belongs to this checkout.
+        folder = venv_folder("demo", python, lock.read_text(), str(ROOT))
+        # The tested versions where they exist for this Python, else the newest within the ranges.
+        tested = ["-c", str(lock)] if python.version >= (3, 11, 0) else []
         with exclusive(folder):
             if is_complete(folder):
                 say(f"using the venv {folder} (Python {python.text})")
             else:
                 say(f"making the venv {folder} (Python {python.text})")
                 say("and installing .[mlx] into it: about a minute and 400 MB, once ...")
-                # The tested versions where they exist for this Python, else the newest in range.
-                tested = ["-c", str(lock)] if python.version >= (3, 11, 0) else []
-                make(folder, python, [*tested, "-e", f"{ROOT}[mlx,uvloop]"])
+                make(folder, python)
+            install_project(folder, [*tested, "-e", f"{ROOT}[mlx,uvloop]"])
+            (folder / COMPLETE).touch()
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1
-    (folder / COMPLETE).touch()
     argv = [str(folder / "bin" / "python"), "-m", "smg_grpc_servicer.mlx.demo"]
     say("running python -m smg_grpc_servicer.mlx.demo")
     return subprocess.call(argv)

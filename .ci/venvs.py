@@ -146,10 +146,9 @@ class Venv:
             else:
                 say(f"{self.lock}: making {folder} (Python {python.text}) ...")
                 make(folder, python, ["--no-deps", "-r", str(self.lock_file)])
-                _forget_old(folder)
             (folder / COMPLETE).touch()
             if self.project:
-                _install_project(folder)
+                install_project(folder, ["--no-deps", "--no-build-isolation", "-e", str(ROOT)])
         return folder / "bin" / "python"
 
 
@@ -163,13 +162,15 @@ def _pip_install(folder: Path) -> list[str]:
     return [python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check"]
 
 
-def make(folder: Path, python: Interpreter, install: Sequence[str]) -> None:
+def make(folder: Path, python: Interpreter, install: Sequence[str] = ()) -> None:
     """Make a venv from nothing; an unfinished one never carries the mark of a finished one."""
     if folder.exists():
         shutil.rmtree(folder)
     run_quiet([python.path, "-m", "venv", str(folder)], what="python -m venv")
-    run_quiet([*_pip_install(folder), *install], what=f"pip install into {folder.name}")
+    if install:
+        run_quiet([*_pip_install(folder), *install], what=f"pip install into {folder.name}")
     (folder / COMPLETE).touch()
+    _forget_old(folder)
 
 
 def _forget_old(folder: Path) -> None:
@@ -182,7 +183,7 @@ def _forget_old(folder: Path) -> None:
             shutil.rmtree(mark.parent)
 
 
-def _install_project(folder: Path) -> None:
+def install_project(folder: Path, options: Sequence[str]) -> None:
     """Point the venv at this checkout; done again only when the checkout or its metadata moved."""
     version_file = ROOT / "src" / "smg_grpc_servicer" / "__init__.py"
     metadata = (ROOT / "pyproject.toml").read_text()
@@ -190,8 +191,7 @@ def _install_project(folder: Path) -> None:
     stamp = folder / ".project"
     if stamp.is_file() and stamp.read_text() == key:
         return
-    editable = ("--no-deps", "--no-build-isolation", "-e", str(ROOT))
-    run_quiet([*_pip_install(folder), *editable], what="pip install -e of this checkout")
+    run_quiet([*_pip_install(folder), *options], what="pip install of this checkout")
     stamp.write_text(key)
 
 

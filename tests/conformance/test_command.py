@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,20 @@ from smg_grpc_servicer.conformance.__main__ import main
 from smg_grpc_servicer.conformance.registry import CHECKS
 from smg_grpc_servicer.testing.dialects import DIALECTS
 from tests.support.certificates import Authority
-from tests.support.child import running
+from tests.support.child import Child, running
 
-CHILD = "tests.conformance.child"
+
+@contextmanager
+def serving(engine: str, *flags: str) -> Iterator[Child]:
+    """The shipped fake server, ready; a thousand steps a second."""
+    flags = ("--engine", engine, "--step-seconds", "0.001", *flags)
+    with running(*flags, module="smg_grpc_servicer.testing") as child:
+        yield child
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with running("mlx", module=CHILD) as child:
+    with serving("mlx") as child:
         found = child.address()
         child.wait_for("state: serving")
         yield found
@@ -147,7 +154,7 @@ def test_tls_and_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     tokens = tmp_path / "tokens"
     tokens.write_text("# ours\nsesame\n")
     flags = ["--tls-cert", str(pair.cert), "--tls-key", str(pair.key)]
-    with running("vllm", *flags, "--auth-token-file", str(tokens), module=CHILD) as child:
+    with serving("vllm", *flags, "--auth-token-file", str(tokens)) as child:
         address = child.address().replace("127.0.0.1", "localhost")
         child.wait_for("state: serving")
         trust = [address, "--tls-ca", str(authority.cert)]
@@ -164,7 +171,7 @@ def test_tls_and_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("engine", sorted(DIALECTS))
 def test_the_shutdown_checks(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     """B1: they pass on our server and leave it gone, exit code 0."""
-    with running(engine, module=CHILD) as child:
+    with serving(engine) as child:
         address = child.address()
         child.wait_for("state: serving")
         pid = str(child.process.pid)
@@ -177,7 +184,7 @@ def test_a_server_that_drops_its_streams_at_sigterm_fails(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """B1 the other way round: a drain of no time cuts the stream."""
-    with running("mlx", "--drain-seconds", "0", module=CHILD) as child:
+    with serving("mlx", "--drain-seconds", "0") as child:
         address = child.address()
         child.wait_for("state: serving")
         pid = str(child.process.pid)

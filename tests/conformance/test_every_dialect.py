@@ -13,6 +13,8 @@ from smg_grpc_servicer.conformance.suite import select
 from smg_grpc_servicer.testing.dialects import DIALECTS
 from tests.conformance.servers import conforming, target_of, tokenizer_in
 
+pytestmark = pytest.mark.timeout(150)  # more than a hundred checks, and some wait for nothing
+
 NEED_OPTIONS = {
     "token-required",
     "shutdown-readiness",

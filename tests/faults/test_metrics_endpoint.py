@@ -65,6 +65,7 @@ async def test_a_port_conflict_is_a_warning(caplog: pytest.LogCaptureFixture) ->
 
 async def test_silent_clients_hold_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """T6: clients that connect and say nothing are dropped, and few of them have a thread."""
+    assert metrics_server._Handler.timeout == metrics_server.CLIENT_SECONDS
     monkeypatch.setattr(metrics_server._Handler, "timeout", 0.5)
     server = MetricsServer.start(RecordedMetrics("mlx"), "127.0.0.1", 0)
     assert server is not None

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -22,7 +23,10 @@ from smg_grpc_servicer.core.server import GrpcServer
 from smg_grpc_servicer.core.tls import TlsFiles
 from tests.support.certificates import Authority, Pair, encrypted
 from tests.support.dial import SERVING, check, watch
-from tests.support.slow_service import NAME, SlowService, echo, hold
+from tests.support.slow_service import ECHO, NAME, SlowService, echo, hold
+
+if TYPE_CHECKING:
+    from tests.support.slow_service import UnaryUnary
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 LOCAL = [("grpc.use_local_subchannel_pool", 1)]
@@ -202,9 +206,11 @@ async def test_a_call_needs_a_token(tokens: Path, caplog: pytest.LogCaptureFixtu
         assert await echo(channel, token="second-token") == b"x"
         for bad in (None, "", "wrong", "first-token-and-more", "# the gateway's"):
             assert await refusal(echo(channel, token=bad)) is UNAUTHENTICATED
+        both = (("authorization", "Bearer first-token"), ("authorization", "Bearer wrong"))
+        method: UnaryUnary = channel.unary_unary(ECHO)
+        assert await refusal(method(b"x", metadata=both)) is UNAUTHENTICATED
         assert await refusal(hold(channel, 1)) is UNAUTHENTICATED
-        unknown: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-        unknown = channel.unary_unary("/no.such.Service/Method")
+        unknown: UnaryUnary = channel.unary_unary("/no.such.Service/Method")
         assert await refusal(unknown(b"")) is UNAUTHENTICATED
         stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
         stream = channel.stream_stream(

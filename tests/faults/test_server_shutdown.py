@@ -16,7 +16,7 @@ from tests.support.child import Child, running
 from tests.support.dial import NOT_SERVING, SERVING, check, watch
 from tests.support.slow_service import NAME, echo, hold
 
-SHUTDOWNS = int(os.environ.get("SMG_TEST_SHUTDOWNS", "12"))
+SHUTDOWNS = int(os.environ.get("SMG_TEST_SHUTDOWNS", "20"))
 
 
 async def exit_code(child: Child, seconds: float = 20.0) -> int:

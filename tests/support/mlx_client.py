@@ -45,6 +45,13 @@ class Client:
     async def generate(self, prompt: Sequence[int], **options: Any) -> History:
         return await self.send(self.request(prompt, **options))
 
+    async def begin(self, prompt: Sequence[int], **options: Any) -> tuple[Any, History]:
+        """A call whose first message has come, and its history to go on with."""
+        request = self.request(prompt, **options)
+        call = self.stub.Generate(request)
+        first = await call.__aiter__().__anext__()
+        return call, History(stream=request.stream, messages=[first])
+
     async def ids(self, prompt: Sequence[int], **options: Any) -> list[int]:
         """The output of a request that must go well."""
         history = await self.generate(prompt, **options)

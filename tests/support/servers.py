@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MLX = "smg_grpc_servicer.mlx"
 MLX_SERVICE = "mlx.grpc.engine.MlxEngine"
 LISTENING = r"listening on grpcs?://(\S+?)[\"\s]"
-START_SECONDS = 40.0
+START_SECONDS = 50.0
 
 
 class Process:

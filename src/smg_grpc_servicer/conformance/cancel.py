@@ -155,7 +155,10 @@ async def _gone(target: Target, request_id: str, active: int) -> str:
         again = await target.ask(target.request(request_id, max_tokens=1))
         if again.code is grpc.StatusCode.ALREADY_EXISTS:
             return False
-        answered(again)
+        try:
+            answered(again)
+        except Failed as failure:
+            raise Failed(f"the next request with its id: {failure}") from None
         return True
 
     async def quiet() -> bool:

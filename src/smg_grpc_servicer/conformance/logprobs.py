@@ -108,7 +108,8 @@ def _width(target: Target) -> int:
 async def _big(target: Target, *, stream: bool) -> History:
     """An answer past the gateway's limit, or as near to it as the server lets a client come."""
     per_token = BYTES_PER_ENTRY * (target.vocab_size if _width(target) < 0 else _width(target))
-    tokens = min(MOST_TOKENS, target.long, math.ceil(BIG_BYTES / per_token))
+    most = target.tokens_for(target.timeout / 3, MOST_TOKENS)
+    tokens = min(most, math.ceil(BIG_BYTES / per_token))
     refused = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
     request = target.request(max_tokens=tokens, logprobs=_width(target), stream=stream)
     history = await target.ask(request)

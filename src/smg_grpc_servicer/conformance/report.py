@@ -18,6 +18,10 @@ _OUTCOMES = {
 }
 
 
+MOST_DETAIL = 160
+"""Characters of detail in a row."""
+
+
 class Table:
     """Name, promise, outcome, seconds, detail; widths are known before the first row."""
 
@@ -30,7 +34,7 @@ class Table:
         self._line("name", "promise", "", "sec", "detail")
 
     def row(self, result: Result) -> None:
-        detail = " ".join(result.detail.split())
+        detail = shortened(" ".join(result.detail.split()))
         self._line(
             result.check.name,
             result.check.promise,
@@ -55,6 +59,11 @@ class Table:
         left = f"{name:<{self._name}}  {promise:<{self._promise}}"
         line = f"{left}  {outcome:<4}  {seconds:>5}  {detail}"
         print(line.rstrip(), file=self._out, flush=True)
+
+
+def shortened(text: str) -> str:
+    """For the table; the JSON has all of it."""
+    return text if len(text) <= MOST_DETAIL else text[: MOST_DETAIL - 1] + "\u2026"
 
 
 def counted(results: Sequence[Result]) -> dict[str, int]:

@@ -113,7 +113,8 @@ async def _one(target: Target, each: Check) -> Result:
     limit = target.timeout if each.order is not Order.LAST else max(LAST_SECONDS, target.timeout)
     outcome, detail = Outcome.PASS, ""
     try:
-        detail = await asyncio.wait_for(each.body(target), limit) or ""
+        remark = await asyncio.wait_for(each.body(target), limit)
+        detail = remark or ""
     except NotApplicable as reason:
         outcome, detail = Outcome.NOT_APPLICABLE, str(reason)
     except Unsayable as reason:

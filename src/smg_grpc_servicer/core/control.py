@@ -45,6 +45,7 @@ class ControlBodies:
 
         async def body() -> Message:
             self._require_started()
+            self.board.refresh()
             if not self.board.ready:
                 return self.wire.health_response(False, self.board.reason)
             try:

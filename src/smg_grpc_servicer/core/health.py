@@ -103,13 +103,6 @@ class StatusBoard:
             return self._stall()
         return self.state.value
 
-    @property
-    def label(self) -> str:
-        """The state in one word, as the metrics show it."""
-        if self.death is not None:
-            return "dead"
-        return "stalled" if self._rule.stalled else self.state.value
-
     def require_accepting(self) -> None:
         """:raises Unavailable: new work is refused, and why (`EngineDead` when that is why)."""
         if self.death is not None:
@@ -271,6 +264,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # un
             self._watchers.discard(wake)
             unsubscribe()
 
+    # Registered only by a grpcio-health-checking that knows it; 1.81 does not.
     async def List(
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> health_pb2.HealthListResponse:

@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 from datetime import datetime, timezone
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from smg_grpc_servicer.core.redaction import redact_text
 
@@ -34,7 +34,13 @@ def configure(level: str = "info", style: str = "text", stream: TextIO | None = 
     logger.propagate = False
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+if TYPE_CHECKING:
+    StreamHandler = logging.StreamHandler[TextIO]
+else:
+    StreamHandler = logging.StreamHandler  # takes no type argument at run time before 3.11
+
+
+class _Handler(StreamHandler):
     """Ours, to be told from handlers that others added."""
 
 

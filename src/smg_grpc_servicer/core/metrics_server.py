@@ -95,6 +95,7 @@ class MetricsServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # the default of 5 makes a scraper wait behind silent clients
 
     def __init__(self, host: str, port: int, metrics: RecordedMetrics) -> None:
         self.metrics = metrics

@@ -57,7 +57,7 @@ async def serve(values: Values, options: ServerOptions) -> int:
     metrics: Metrics | None = None
     if options.metrics_port is not None:
         name = mlx_options.served_model_name or mlx_options.model
-        metrics = RecordedMetrics("mlx", name, state=lambda: board.label)
+        metrics = RecordedMetrics("mlx", name, state=lambda: board.condition)
     spans = tracing.configure("smg-grpc-servicer-mlx")
     engine = MlxEngine(mlx_options)
     servicer = MlxEngineServicer(

@@ -70,7 +70,7 @@ async def serve(values: Values, options: ServerOptions) -> int:
     )
     metrics: Metrics | None = None
     if options.metrics_port is not None:
-        metrics = RecordedMetrics(dialect.engine, "fake", state=lambda: board.label)
+        metrics = RecordedMetrics(dialect.engine, "fake", state=lambda: board.condition)
     servicer = servicer_for(
         dialect,
         engine,

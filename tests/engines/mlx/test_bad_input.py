@@ -93,7 +93,7 @@ async def test_neighbours_lose_nothing_to_bad_requests(
     for _, options in BAD.values():
         rest = {name: value for name, value in options.items() if name != "prompt"}
         await noise_client.generate(options.get("prompt", GOOD), **rest)
-    for ids, history in zip(alone, await asyncio.gather(*running)):
+    for ids, history in zip(alone, await asyncio.gather(*running), strict=True):
         assert check(history) == []
         assert history.streamed_ids() == ids
     assert len(noise_server.log.splitlines()) - lines < 10
@@ -107,7 +107,9 @@ async def test_max_tokens_past_the_room_is_clamped(noise_client: Client) -> None
     assert complete.finish_reason == "length"
     unset = (await noise_client.generate(prompt, ignore_eos=True)).complete()
     assert list(unset.output_ids) == list(complete.output_ids)
-    longest = (await noise_client.generate([*prompt, *range(3, 14)], max_tokens=2**32 - 1)).complete()
+    longest = (
+        await noise_client.generate([*prompt, *range(3, 14)], max_tokens=2**32 - 1)
+    ).complete()
     assert longest.prompt_tokens == CONTEXT - 1
     assert len(longest.output_ids) == 1
 

@@ -78,7 +78,7 @@ def test_context(config: dict[str, Any], want: int | None) -> None:
 def test_what_cannot_be_loaded_says_so(tmp_path: Path, directory: Path) -> None:
     with pytest.raises(ConfigError, match=r"--model: .*no config.json"):
         model.load(str(tmp_path))
-    with pytest.raises(ConfigError, match="--model: .* is not a directory"):
+    with pytest.raises(ConfigError, match=r"--model: .* is not a directory"):
         model.load(str(tmp_path / "gone"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
     with pytest.raises(ConfigError, match="cannot be loaded"):
@@ -119,5 +119,5 @@ def test_an_unreachable_hub_is_a_configuration_error(monkeypatch: pytest.MonkeyP
         raise OSError("no network")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    with pytest.raises(ConfigError, match="org/model is neither a directory .* no network"):
+    with pytest.raises(ConfigError, match=r"org/model is neither a directory .* no network"):
         model.resolve("org/model")

@@ -48,17 +48,14 @@ async def test_an_id_can_be_used_again_after_its_cancel(noise_client: Client) ->
     """P5: the same after a cancel and after an abort, whose clean-up is the slow one."""
     prompt = random_prompt(3, seed=62)
     for turn in range(20):
-        call = noise_client.stub.Generate(
-            noise_client.request(prompt, request_id="reused", **ENDLESS)
-        )
-        await call.read()
+        call, begun = await noise_client.begin(prompt, request_id="reused", **ENDLESS)
         if turn % 2:
             call.cancel()
             await noise_client.until_active(0)
         else:
             await noise_client.stub.Abort(noise_client.pb.AbortRequest(request_ids=["reused"]))
-            rest = await History().record(call)
-            assert rest.completes[0].finish_reason == "abort"
+            assert check(await begun.record(call)) == []
+            assert begun.complete().finish_reason == "abort"
         history = await noise_client.generate(prompt, request_id="reused", max_tokens=4)
         assert check(history) == []
         assert history.complete().finish_reason == "length"
@@ -141,19 +138,17 @@ async def test_a_deadline_ends_the_request(noise_client: Client) -> None:
 async def test_a_reader_that_does_not_read_costs_little(
     demo_client: Client, demo_server: Server
 ) -> None:
-    """C6: 16 unread streams of 1,800 ids: the server holds ids, not rows, and loses none."""
-    requests = [demo_client.request([3 + i, 4, 5], max_tokens=1800) for i in range(16)]
-    read = await demo_client.together(requests)
+    """C6: 16 unread streams of 900 ids: the server holds ids, not rows, and loses none."""
+    prompts = [[3 + i, 4, 5] for i in range(16)]
+    read = await demo_client.together([demo_client.request(p, max_tokens=900) for p in prompts])
     before = demo_server.memory()
-    calls = [demo_client.stub.Generate(r) for r in requests]
-    first = [await call.read() for call in calls]
+    begun = [await demo_client.begin(p, max_tokens=900) for p in prompts]
     await demo_client.until_active(0, 30)
-    assert demo_server.memory() - before < 64 * 2**20
-    for message, call, other in zip(first, calls, read):
-        history = await History(messages=[message]).record(call)
-        assert check(history) == []
+    assert demo_server.memory() - before < 32 * 2**20
+    for (call, history), other in zip(begun, read, strict=True):
+        assert check(await history.record(call)) == []
         assert history.streamed_ids() == other.streamed_ids()
-        assert len(history.streamed_ids()) == 1800
+        assert len(history.streamed_ids()) == 900
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ def rows(history: History) -> list[tuple[float, int, list[float], list[int]]]:
             part.output_logprobs.token_logprobs,
             part.output_logprobs.token_ids,
             part.output_logprobs.top_logprobs,
+            strict=True,
         )
     ]
 
@@ -83,14 +84,15 @@ async def test_logprobs_do_not_change_with_the_neighbours(noise_client: Client) 
     prompts = [random_prompt(6, seed=30 + i) for i in range(6)]
     widths: list[int | None] = [None, 1, 5, -1, 20, None]
     requests = [
-        noise_client.request(p, logprobs=w, max_tokens=10) for p, w in zip(prompts, widths)
+        noise_client.request(p, logprobs=w, max_tokens=10)
+        for p, w in zip(prompts, widths, strict=True)
     ]
     together = await noise_client.together(requests)
-    for prompt, width, history in zip(prompts, widths, together):
+    for prompt, width, history in zip(prompts, widths, together, strict=True):
         size = VOCAB if width == -1 else width
         assert check(history, logprobs=size) == []
         alone = await noise_client.generate(prompt, logprobs=width, max_tokens=10)
-        for mine, theirs in zip(rows(alone), rows(history)):
+        for mine, theirs in zip(rows(alone), rows(history), strict=True):
             assert mine[1] == theirs[1]
             assert mine[0] == pytest.approx(theirs[0], abs=1e-4)
 
@@ -146,12 +148,16 @@ async def test_a_seed_holds_in_a_mixed_batch(noise_client: Client) -> None:
     ]
     settings = [kinds[i % len(kinds)] for i in range(12)]
     alone = [
-        await noise_client.ids(p, max_tokens=24, **s) for p, s in zip(prompts, settings)
+        await noise_client.ids(p, max_tokens=24, **s)
+        for p, s in zip(prompts, settings, strict=True)
     ]
     together = await noise_client.together(
-        [noise_client.request(p, max_tokens=24, **s) for p, s in zip(prompts, settings)]
+        [
+            noise_client.request(p, max_tokens=24, **s)
+            for p, s in zip(prompts, settings, strict=True)
+        ]
     )
-    for setting, ids, history in zip(settings, alone, together):
+    for setting, ids, history in zip(settings, alone, together, strict=True):
         if setting and "seed" not in setting:
             continue
         assert list(history.complete().output_ids) == ids, setting

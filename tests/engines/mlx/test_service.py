@@ -32,7 +32,7 @@ async def test_every_example_is_answered_word_for_word(
     """All examples at once: the batch must not change any of them."""
     requests = [demo_client.request(ask(words, e.question), stream=stream) for e in EXAMPLES]
     histories = await demo_client.together(requests)
-    for example, history in zip(EXAMPLES, histories):
+    for example, history in zip(EXAMPLES, histories, strict=True):
         assert check(history) == []
         complete = history.complete()
         assert said(words, list(complete.output_ids)) == example.answer
@@ -121,7 +121,7 @@ async def test_stop_wins_over_length_on_the_last_token(demo_client: Client, word
 
 
 async def test_a_repeated_prefix_is_reported_as_cached(noise_client: Client) -> None:
-    """P11: the same prompt again, and a longer one over it, find the prefix; the ids do not change."""
+    """P11: the same prompt, and a longer one over it, find the prefix; the ids stay the same."""
     prompt = random_prompt(300, seed=2)
     first = (await noise_client.generate(prompt, max_tokens=8)).complete()
     assert first.cached_tokens == 0

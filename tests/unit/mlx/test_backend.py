@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import sys
+from importlib import metadata
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -83,7 +85,7 @@ def importing(monkeypatch: pytest.MonkeyPatch, **failures: str) -> None:
             raise ImportError(failures[name])
         return ModuleType(name)
 
-    monkeypatch.setattr(backend.importlib, "import_module", load)
+    monkeypatch.setattr(importlib, "import_module", load)
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +114,7 @@ def prepared(
     )
     monkeypatch.setattr(backend, "import_mlx", lambda: core)
     monkeypatch.setattr(backend, "load_blas", lambda environ: "libopenblas.so.0")
-    monkeypatch.setattr(backend.metadata, "version", lambda name: "1.2")
+    monkeypatch.setattr(metadata, "version", lambda name: "1.2")
     return backend.prepare(options, {"OPENBLAS_NUM_THREADS": "1"}), done
 
 

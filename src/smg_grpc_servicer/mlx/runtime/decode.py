@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -53,8 +54,8 @@ class DecodeBatch:
         count = len(self.rows)
         for i in going:
             row = self.rows[i]
-            if not row.failed and self._prefix.accepts(len(row.fed)):
-                self._prefix.store(row.fed, kv.part(self._caches, count, i))
+            if not row.failed:
+                self._prefix.store(row.fed, partial(kv.part, self._caches, count, i))
         gone = set(going)
         self._keep([i for i in range(count) if i not in gone])
 
@@ -107,7 +108,7 @@ class DecodeBatch:
         peaks = mx.max(logits, axis=-1)
         logits = self._processors.apply(logits, self._inputs)
         tokens = self._sampler(logits)
-        return Step(tuple(self.rows), tokens, peaks, self._logprobs.compute(logits, tokens))
+        return Step(tuple(self.rows), tokens, peaks, self._logprobs.keep(logits))
 
     def _trial(self, group: list[int], alone: list[kv.Caches]) -> Exception | None:
         parts = [alone[i] for i in group]

@@ -101,3 +101,9 @@ def random_key(seed: int | None) -> tuple[int, int]:
     raw = secrets.token_bytes(8) if seed is None else str(seed).encode()
     digest = hashlib.blake2b(raw, digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def describe(cause: BaseException) -> str:
+    """Type and message; never empty."""
+    text = str(cause).strip()
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__

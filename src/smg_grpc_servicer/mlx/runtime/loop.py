@@ -16,9 +16,8 @@ import mlx.core as mx
 
 from smg_grpc_servicer.core.errors import EngineDead, Unavailable
 from smg_grpc_servicer.mlx.runtime.inbox import Inbox
-from smg_grpc_servicer.mlx.runtime.job import Event, Job
+from smg_grpc_servicer.mlx.runtime.job import Event, Job, describe
 from smg_grpc_servicer.mlx.runtime.prefill import Budget
-from smg_grpc_servicer.mlx.runtime.steps import describe
 from smg_grpc_servicer.mlx.runtime.worker import Deliver, Died, Limits, Worker
 
 logger = logging.getLogger(__name__)
@@ -134,7 +133,11 @@ class GenerationLoop:
         """Give every job that is left its last event; `reason` is empty after a wished stop."""
         events = [] if self._worker is None else self._worker.undelivered()
         told = {e.uid for e in events if e.last}
-        error = EngineDead(reason) if reason else Unavailable("the server is shutting down")
+        error = (
+            EngineDead(f"the engine died: {reason}")
+            if reason
+            else Unavailable("the server is shutting down")
+        )
         left = self._inbox.close(error)
         events += [Event(row.uid, error=error) for row in left if row.uid not in told]
         if self._worker is not None:

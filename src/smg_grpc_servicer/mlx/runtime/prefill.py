@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 import mlx.core as mx
@@ -162,7 +163,7 @@ class Prefill:
         row.prefilled = stop
         if stop == end:
             self.current = None
-            self._prefix.store_copy(row.tokens[:end], caches)
+            self._prefix.store(row.tokens[:end], partial(kv.part, caches, 1, 0))
             row.caches = None
             result.ready.append(([row], caches))
 

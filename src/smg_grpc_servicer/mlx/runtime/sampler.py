@@ -109,9 +109,14 @@ class BatchSampler:
         return threshold
 
     def _nucleus(self, logits: mx.array, ascending: mx.array) -> mx.array:
-        probs = mx.exp(ascending - mx.logsumexp(logits, axis=-1, keepdims=True))
-        above = mx.cumsum(probs, axis=-1, reverse=True, inclusive=False)
-        dropped = mx.sum(above >= self._top_p, axis=-1, keepdims=True)
+        peak = ascending[:, -1:]
+        mass = mx.exp(ascending - peak)
+        above = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
+        if self._candidates < self._vocab:
+            total = mx.sum(mx.exp(logits - peak), axis=-1, keepdims=True)
+        else:
+            total = above[:, :1] + mass[:, :1]
+        dropped = mx.sum(above >= self._top_p * total, axis=-1, keepdims=True)
         return mx.take_along_axis(ascending, dropped, axis=-1)
 
 

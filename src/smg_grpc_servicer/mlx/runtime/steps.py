@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import mlx.core as mx
 
 from smg_grpc_servicer.core.errors import Internal
 from smg_grpc_servicer.core.types import Finish, LogprobRows
-from smg_grpc_servicer.mlx.runtime.job import Event, Row
+from smg_grpc_servicer.mlx.runtime.job import Event, Row, describe
 from smg_grpc_servicer.mlx.runtime.logprobs import PendingLogprobs
 
 
@@ -31,10 +30,11 @@ class Step:
     rows: tuple[Row, ...]
     tokens: mx.array
     peaks: mx.array
-    logprobs: Sequence[PendingLogprobs]
+    logprobs: PendingLogprobs | None
 
     def arrays(self) -> list[mx.array]:
-        return [self.tokens, self.peaks, *(a for p in self.logprobs for a in p.arrays())]
+        kept = [] if self.logprobs is None else [self.logprobs.logits]
+        return [self.tokens, self.peaks, *kept]
 
     def read(self) -> list[Event]:
         """Wait for the step; append each row's token to it and tell what happened.
@@ -45,12 +45,10 @@ class Step:
             mx.eval(self.arrays())
         except Exception as error:
             raise StepFailed(error, recoverable=False) from error
-        logprobs: dict[int, LogprobRows] = {}
-        for pending in self.logprobs:
-            pending.read(logprobs)
         events = []
         tokens: Any = self.tokens.tolist()
         peaks: Any = self.peaks.tolist()
+        logprobs = {} if self.logprobs is None else self.logprobs.read(tokens)
         for i, row in enumerate(self.rows):
             if row.done:
                 continue
@@ -80,9 +78,3 @@ def fail(row: Row, cause: Exception) -> Event:
     """End a row with INTERNAL and the cause's own words."""
     row.done = row.failed = True
     return Event(row.uid, error=Internal(f"generation failed: {describe(cause)}"))
-
-
-def describe(cause: BaseException) -> str:
-    """Type and message; never empty."""
-    text = str(cause).strip()
-    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__

@@ -92,7 +92,13 @@ class Worker:
             self._prefill.add(row)
         for row in cancelled:
             self._cancel(row)
-        self._decode()
+        try:
+            self._decode()
+        except Died:
+            raise
+        except Exception as error:
+            logger.exception("a turn failed outside the model")
+            self._lose(StepFailed(error, recoverable=False), ())
         self._hand_over()
         self._fill()
         self._hand_over()
@@ -182,14 +188,17 @@ class Worker:
         running = len(self._batch.rows)
         result = self._prefill.run(self._places - running, busy=running > 0)
         for rows, caches in result.ready:
-            self._batch.add(rows, caches)
+            try:
+                self._batch.add(rows, caches)
+            except Exception as error:
+                self._lose(StepFailed(error, recoverable=False), tuple(rows))
         if result.tokens:
             self.counters["prefilled_tokens"] += result.tokens
             self.last_progress = time.monotonic()
-        for row, error in result.failed:
-            logger.warning("the prompt of request %s failed: %s", row.uid, error)
-            lost = error if isinstance(error, StepFailed) else None
-            self._events.append(fail(row, error if lost is None else lost.cause))
+        for row, fault in result.failed:
+            logger.warning("the prompt of request %s failed: %s", row.uid, fault)
+            lost = fault if isinstance(fault, StepFailed) else None
+            self._events.append(fail(row, fault if lost is None else lost.cause))
             if lost is not None:
                 self._count_failure(lost)
 

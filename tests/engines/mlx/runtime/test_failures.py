@@ -13,6 +13,7 @@ import mlx.core as mx
 from smg_grpc_servicer.core.errors import EngineDead, Internal, Unavailable
 from smg_grpc_servicer.core.types import Sampling
 from smg_grpc_servicer.mlx.runtime import caches as kv
+from smg_grpc_servicer.mlx.runtime.decode import DecodeBatch
 from smg_grpc_servicer.mlx.runtime.job import Job
 from smg_grpc_servicer.mlx.runtime.loop import GenerationLoop
 from tests.support.mlx_loop import GREEDY, Sink, running
@@ -139,19 +140,18 @@ def test_masked_logits_are_fine(tiny: Any) -> None:
     assert max(sink.ids["greedy"] + sink.ids["sampled"]) < 100
 
 
-class Once:
-    """Makes one function fail at chosen calls."""
+def failing(real: Any, *calls: int) -> Any:
+    """`real`, which fails at these of its calls (counted from 1)."""
+    count = 0
 
-    def __init__(self, real: Any, failing: set[int]) -> None:
-        self.real = real
-        self.failing = failing
-        self.calls = 0
-
-    def __call__(self, *args: Any) -> Any:
-        self.calls += 1
-        if self.calls in self.failing:
+    def function(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count in calls:
             raise MemoryError("no room on the device")
-        return self.real(*args)
+        return real(*args, **options)
+
+    return function
 
 
 def test_a_step_lost_while_it_ran_costs_its_rows_only(
@@ -159,7 +159,7 @@ def test_a_step_lost_while_it_ran_costs_its_rows_only(
 ) -> None:
     """What the device lost cannot be run again: its rows end, the next request is served."""
     with running(tiny.model, prompt_cache_bytes=0) as (loop, sink):
-        monkeypatch.setattr(kv, "launch", Once(kv.launch, {6}))
+        monkeypatch.setattr(kv, "launch", failing(kv.launch, 6))
         for uid in ("a", "b"):
             loop.submit(Job(uid, [5, 6, 7], 40, GREEDY))
         sink.ended("a", "b")
@@ -198,7 +198,7 @@ def test_three_lost_steps_in_a_row_end_the_thread(
 ) -> None:
     """Every open job is told at once, and later ones are refused instead of hanging (E5)."""
     loop, sink, deaths = start(tiny.model, completion_batch_size=1)
-    monkeypatch.setattr(kv, "launch", Once(None, set(range(100))))
+    monkeypatch.setattr(kv, "launch", failing(kv.launch, *range(100)))
     uids = [str(i) for i in range(6)]
     for uid in uids:
         loop.submit(Job(uid, [5], 5, GREEDY))
@@ -207,9 +207,7 @@ def test_three_lost_steps_in_a_row_end_the_thread(
     assert not loop.alive
     kinds = [type(sink.last[uid].error) for uid in uids]
     assert kinds == [Internal] * 3 + [EngineDead] * 3
-    assert deaths == [
-        "3 generation steps failed in a row: MemoryError: no room on the device"
-    ]
+    assert deaths == ["3 generation steps failed in a row: MemoryError: no room on the device"]
     with pytest.raises(EngineDead, match="3 generation steps failed"):
         loop.submit(Job("late", [5], 1, GREEDY))
     assert set(loop.statistics().values()) == {0}
@@ -219,7 +217,7 @@ def test_a_step_that_succeeds_forgives_earlier_ones(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, sink, deaths = start(tiny.model, prompt_cache_bytes=0)
-    monkeypatch.setattr(kv, "launch", Once(kv.launch, {1, 2, 5, 6, 9}))
+    monkeypatch.setattr(kv, "launch", failing(kv.launch, 1, 2, 5, 6, 9))
     for i in range(9):
         loop.submit(Job(str(i), [5], 2, GREEDY))
         sink.ended(str(i))
@@ -228,13 +226,30 @@ def test_a_step_that_succeeds_forgives_earlier_ones(
     assert deaths == []
 
 
+@pytest.mark.parametrize("method", ["prune", "find_culprits", "add"])
+def test_a_fault_outside_the_model_is_a_lost_step(
+    tiny: Any, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Caches of different sizes that could not be joined killed the thread (E5)."""
+    with running(Poisoned(tiny.model)) as (loop, sink):
+        loop.submit(Job("first", prompts[3], 900, STEADY))
+        sink.tokens("first", 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(DecodeBatch, method, failing(getattr(DecodeBatch, method), 1))
+            bad = Sampling(temperature=0, logit_bias={POISON: 1e9})
+            loop.submit(Job("second", prompts[4], 9, bad))
+            sink.ended("first", "second")
+        assert isinstance(sink.last["first"].error, Internal)
+        loop.submit(Job("next", prompts[3], 4, STEADY))
+        sink.ended("next")
+        assert len(sink.ids["next"]) == 4
+
+
 def test_any_death_of_the_thread_is_told(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, sink, deaths = start(tiny.model)
     loop.submit(Job("open", [5, 6], 900, GREEDY))
     sink.tokens("open", 3)
-    monkeypatch.setattr(
-        "smg_grpc_servicer.mlx.runtime.decode.DecodeBatch.prune", Once(None, {1})
-    )
+    monkeypatch.setattr(loop._inbox, "take", failing(loop._inbox.take, 1))
     sink.ended("open")
     assert isinstance(sink.last["open"].error, EngineDead)
     assert loop.stop(10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -207,7 +208,8 @@ def test_five_hundred_cancels_at_random_moments(tiny: Any) -> None:
                 loop.submit(Job(f"survivor-{i}", survivor, 60, GREEDY))
             moment = chooser.randrange(4)
             if moment:
-                sink.until(lambda n=len(sink.calls), m=moment: len(sink.calls) >= n + m - 1)  # type: ignore[misc]
+                goal = len(sink.calls) + moment - 1
+                sink.until(partial(lambda n: len(sink.calls) >= n, goal))
             loop.cancel(uid)
         uids = [f"victim-{i}" for i in range(500)]
         sink.ended(*uids, *(f"survivor-{i}" for i in range(0, 500, 50)))
@@ -221,10 +223,8 @@ def test_five_hundred_cancels_at_random_moments(tiny: Any) -> None:
 def test_stop_ends_what_runs(tiny: Any) -> None:
     sink, deaths = Sink(), list[str]()
     loop = GenerationLoop(tiny.model, deliver=sink, on_death=deaths.append)
-    assert not loop.alive
     loop.start()
     assert loop.wait_ready(30)
-    assert loop.alive
     loop.submit(Job("open", [5], 900, GREEDY))
     sink.tokens("open", 2)
     assert loop.stop(30)

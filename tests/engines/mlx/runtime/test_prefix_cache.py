@@ -8,8 +8,13 @@ import pytest
 
 pytest.importorskip("mlx.core", reason="needs mlx")
 
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
 from smg_grpc_servicer.mlx.runtime.job import Job
 from smg_grpc_servicer.mlx.runtime.loop import GenerationLoop
+from smg_grpc_servicer.mlx.runtime.prefix_cache import _common
 from tests.support.mlx_loop import GREEDY, Sink, generate, running
 
 BASE = [3 + (i * 17) % 500 for i in range(200)]
@@ -52,7 +57,7 @@ def test_same_output_and_the_hit_is_told(tiny: Any, budget: int) -> None:
 
 
 def test_hits_of_different_length_in_one_batch(tiny: Any) -> None:
-    tails = [BASE[:n] + [9, 8, 7, n % 500] for n in (40, 80, 120, 199)]
+    tails = [[*BASE[:n], 9, 8, 7, n % 500] for n in (40, 80, 120, 199)]
     fresh = [list(reversed(BASE[:60])), [4, 5], [6]]
     want = [cold(tiny.model, prompt) for prompt in tails + fresh]
     with running(tiny.model) as (loop, sink):
@@ -86,3 +91,35 @@ def test_off(tiny: Any) -> None:
         for uid in ("first", "again"):
             assert run(loop, sink, uid, BASE)[1] == 0
         assert loop.counters()["prefix_entries"] == 0
+
+
+def test_a_cache_that_fails_is_done_without(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request fails for an optimisation."""
+
+    def broken(*args: Any) -> Any:
+        raise MemoryError("no room")
+
+    where = "smg_grpc_servicer.mlx.runtime.prefix_cache."
+    with running(tiny.model) as (loop, sink):
+        want = run(loop, sink, "first", BASE)[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(where + "_first", broken)
+            assert run(loop, sink, "no-fetch", BASE) == (want, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(where + "launch", broken)
+            run(loop, sink, "no-store", list(reversed(BASE)))
+        assert loop.counters()["prefix_bytes"] == 0
+        assert run(loop, sink, "again", BASE) == (want, 0)
+        assert run(loop, sink, "hit", BASE) == (want, len(BASE) - 1)
+
+
+@given(st.lists(st.integers(0, 2), max_size=80), st.lists(st.integers(0, 2), max_size=80))
+def test_common_prefix(left: list[int], right: list[int]) -> None:
+    """Also past the first look at 32 tokens."""
+    naive = next(
+        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
+        min(len(left), len(right)),
+    )
+    for head in ([], [7] * 40):
+        a, b = (np.array(head + x, dtype=np.int32) for x in (left, right))
+        assert _common(a, b) == len(head) + naive

@@ -24,6 +24,11 @@ def row(**sampling: Any) -> Row:
     return make_row(Job("x", [1], 10, Sampling(**sampling)), 0)
 
 
+def draw(sampler: BatchSampler, logits: Any) -> list[int]:
+    tokens: Any = sampler(logits).tolist()
+    return list(tokens)
+
+
 def sampler_for(rows: list[Row], vocab: int = VOCAB) -> BatchSampler:
     sampler = BatchSampler()
     sampler.rebuild(rows, vocab)
@@ -102,8 +107,8 @@ def test_filtered_distribution() -> None:
 def test_zero_and_tiny_temperatures_are_greedy(temperature: float) -> None:
     logits = mx.random.normal((4, VOCAB), key=mx.random.key(5))
     rows = [row(temperature=temperature), row(seed=1), row(temperature=temperature), row()]
-    tokens = sampler_for(rows)(logits).tolist()
-    best = mx.argmax(logits, axis=-1).tolist()
+    tokens: Any = sampler_for(rows)(logits).tolist()
+    best: Any = mx.argmax(logits, axis=-1).tolist()
     assert [tokens[0], tokens[2]] == [best[0], best[2]]
 
 
@@ -116,7 +121,7 @@ def test_low_temperature_does_not_overflow() -> None:
 def test_noise_depends_on_seed_and_position_only() -> None:
     logits = mx.random.normal((1, VOCAB), key=mx.random.key(6))
     alone = sampler_for([row(seed=11)])
-    want = [alone(logits).tolist()[0] for _ in range(12)]
+    want = [draw(alone, logits)[0] for _ in range(12)]
     assert len(set(want)) > 3
     others = [row(seed=11), row(seed=12), row(), row(temperature=0.0)]
     mixed = sampler_for(others)
@@ -128,7 +133,7 @@ def test_noise_depends_on_seed_and_position_only() -> None:
             others[2].launched = step
             mixed.rebuild(others, VOCAB)
         place = 0 if step < 5 else 2
-        got.append(mixed(mx.broadcast_to(logits, (len(others), VOCAB))).tolist()[place])
+        got.append(draw(mixed, mx.broadcast_to(logits, (len(others), VOCAB)))[place])
     assert got == want
 
 
@@ -137,7 +142,7 @@ def test_neighbouring_seeds_do_not_share_a_stream() -> None:
     streams = []
     for seed in (5, 6):
         sampler = sampler_for([row(seed=seed)])
-        streams.append([sampler(logits).tolist()[0] for _ in range(20)])
+        streams.append([draw(sampler, logits)[0] for _ in range(20)])
     assert streams[0][1:] != streams[1][:-1]
     assert streams[0] != streams[1]
 
