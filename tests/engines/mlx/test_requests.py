@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
 from time import monotonic
 
 import grpc
@@ -136,27 +135,27 @@ async def test_a_deadline_ends_the_request(noise_client: Client) -> None:
 
 
 async def test_a_reader_that_does_not_read_costs_little(
-    demo_client: Client, demo_server: Server
+    noise_client: Client, noise_server: Server
 ) -> None:
-    """C6: 16 unread streams of 900 ids: the server holds ids, not rows, and loses none."""
-    prompts = [[3 + i, 4, 5] for i in range(16)]
-    read = await demo_client.together([demo_client.request(p, max_tokens=900) for p in prompts])
-    before = demo_server.memory()
-    begun = [await demo_client.begin(p, max_tokens=900) for p in prompts]
-    await demo_client.until_active(0, 30)
-    assert demo_server.memory() - before < 32 * 2**20
+    """C6: 32 unread streams of 450 ids: the server holds ids, not rows, and loses none."""
+    prompts = [[3 + i, 4, 5] for i in range(32)]
+    read = await noise_client.together([noise_client.request(p, max_tokens=450) for p in prompts])
+    before = noise_server.memory()
+    begun = [await noise_client.begin(p, max_tokens=450) for p in prompts]
+    await noise_client.until_active(0, 30)
+    assert noise_server.memory() - before < 32 * 2**20
     for (call, history), other in zip(begun, read, strict=True):
         assert check(await history.record(call)) == []
         assert history.streamed_ids() == other.streamed_ids()
-        assert len(history.streamed_ids()) == 900
+        assert len(history.streamed_ids()) == 450
 
 
 @pytest.fixture(scope="module")
-async def narrow(one_loop: None, noise_path: Path) -> AsyncIterator[Client]:
+async def narrow(one_loop: None) -> AsyncIterator[Client]:
     """One place, one waiting request."""
     async with (
         serving(
-            "--model", str(noise_path), "--max-queued-requests", "1", "--completion-batch-size", "1"
+            "--model", "demo", "--max-queued-requests", "1", "--completion-batch-size", "1"
         ) as server,
         connected(server.address) as client,
     ):
@@ -165,7 +164,7 @@ async def narrow(one_loop: None, noise_path: Path) -> AsyncIterator[Client]:
 
 async def test_past_the_queue_bound_is_exhausted(narrow: Client) -> None:
     """P11: RESOURCE_EXHAUSTED past the bound, naming its flag; who was let in is served."""
-    running = asyncio.ensure_future(narrow.generate(random_prompt(4), **ENDLESS))
+    running = asyncio.ensure_future(narrow.generate(random_prompt(4), max_tokens=1500))
     await narrow.until_active(1)
     waiting, refused = [], []
     while not refused:
@@ -185,7 +184,7 @@ async def test_past_the_queue_bound_is_exhausted(narrow: Client) -> None:
 
 async def test_abort_and_deadline_of_a_waiting_request(narrow: Client) -> None:
     """A request that waits for its place ends as one that runs, and gives the place free."""
-    running = asyncio.ensure_future(narrow.generate(random_prompt(6), **ENDLESS))
+    running = asyncio.ensure_future(narrow.generate(random_prompt(6), max_tokens=1500))
     await narrow.until_active(1)
     waiting = asyncio.ensure_future(
         narrow.generate(random_prompt(7), request_id="waits", stream=False, max_tokens=5)
@@ -202,5 +201,5 @@ async def test_abort_and_deadline_of_a_waiting_request(narrow: Client) -> None:
     assert late.code in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.OK}
     history = await running
     assert check(history) == []
-    assert len(history.streamed_ids()) == 400
+    assert len(history.streamed_ids()) == 1500
     await narrow.until_active(0)
