@@ -26,8 +26,9 @@ format: ## let ruff format and fix what it safely can
 types: ## mypy --strict alone
 	@$(PYTHON) .ci/tool.py lint mypy
 
-bench: ## every number of the README, from benchmarks/
-	@$(PYTHON) .ci/tool.py mlx python -m benchmarks
+bench: ## every number of the README; PUBLISHED=PYTHON adds the published package's column
+	@$(PYTHON) .ci/tool.py mlx python benchmarks/messages.py
+	@$(PYTHON) .ci/tool.py mlx python benchmarks/mlx_engine.py $(if $(PUBLISHED),--published $(PUBLISHED))
 
 build: ## sdist and wheel into dist/
 	@$(PYTHON) .ci/tool.py core python -m build --no-isolation --outdir dist .

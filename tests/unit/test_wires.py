@@ -22,6 +22,7 @@ from smg_grpc_servicer.core.types import (
     LogprobRows,
     LogprobSpec,
     ModelFacts,
+    PairingFacts,
     PromptLogprobs,
     ServerFacts,
 )
@@ -236,6 +237,7 @@ SERVER = ServerFacts(
     is_paused=True,
     server_args={"tp_size": 2, "api_key": "hush"},
     scheduler_info={"max_total_num_tokens": 4096},
+    pairing=PairingFacts(*(field.name for field in dataclasses.fields(PairingFacts))),
 )
 LIVE = LiveFacts(active_requests=1, uptime_seconds=2.0, started_at=3.0, last_receive_at=4.0)
 LOADS = [

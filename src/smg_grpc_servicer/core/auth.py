@@ -1,4 +1,4 @@
-"""Bearer tokens: every call but `grpc.health.v1` needs one of the tokens in a file.
+"""Bearer tokens: every call but `grpc.health.v1` needs one of the tokens given or in a file.
 
 The file has one token a line, so old and new ones can overlap; blank lines and lines that start
 with `#` do not count. It is read again when it changes; a file that is then empty or gone leaves
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,10 +37,7 @@ class TokenFile:
     def accepts(self, token: bytes) -> bool:
         """Whether it is one of them; looks for a changed file first."""
         self._refresh()
-        accepted = False
-        for known in self._tokens:  # all of them, so the time does not tell which came close
-            accepted |= hmac.compare_digest(token, known)
-        return accepted
+        return _is_one_of(token, self._tokens)
 
     def _refresh(self) -> None:
         now = signature([self._path])
@@ -55,11 +52,21 @@ class TokenFile:
             log.info("token file changed and was read again: %d tokens", len(self._tokens))
 
 
+class GivenTokens:
+    """Tokens from a command line or a variable; they stay for the life of the process."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._tokens = tuple(token.encode() for token in tokens)
+
+    def accepts(self, token: bytes) -> bool:
+        return _is_one_of(token, self._tokens)
+
+
 class BearerAuth(grpc.aio.ServerInterceptor):
     """Refuses calls without a known token, whatever their kind, before their handler is chosen."""
 
-    def __init__(self, tokens: TokenFile) -> None:
-        self._tokens = tokens
+    def __init__(self, *sources: TokenFile | GivenTokens) -> None:
+        self._sources = sources
         self._refusal: Handler = grpc.stream_unary_rpc_method_handler(_refuse)
 
     async def intercept_service(
@@ -79,7 +86,16 @@ class BearerAuth(grpc.aio.ServerInterceptor):
         value = values[0] if isinstance(values[0], bytes) else values[0].encode()
         if value[: len(_SCHEME)].lower() != _SCHEME:
             return False
-        return self._tokens.accepts(value[len(_SCHEME) :].strip())
+        token = value[len(_SCHEME) :].strip()
+        # A list: each source takes its time, whichever of them knows the token.
+        return any([source.accepts(token) for source in self._sources])
+
+
+def _is_one_of(token: bytes, known: Iterable[bytes]) -> bool:
+    accepted = False
+    for each in known:  # all of them, so the time does not tell which came close
+        accepted |= hmac.compare_digest(token, each)
+    return accepted
 
 
 async def _refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:

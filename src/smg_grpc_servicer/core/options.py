@@ -6,7 +6,7 @@ the engine's name, `SMG_<ENGINE>_SERVICER_METRICS_PORT`, as the published packag
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from smg_grpc_servicer.core import parsers
@@ -193,6 +193,8 @@ class ServerOptions:
     port: int = 0
     tls: TlsFiles | None = None
     auth_token_file: Path | None = None
+    auth_tokens: tuple[str, ...] = field(default=(), repr=False)
+    """Bearer tokens beside those of the file; for launchers whose flags carry them."""
     drain_seconds: float = DRAIN_SECONDS.default
     exit_on_engine_death_seconds: float = EXIT_ON_DEATH.default
     max_receive_bytes: int = MAX_MESSAGE_BYTES.default
@@ -203,6 +205,10 @@ class ServerOptions:
     metrics_host: str | None = None
     exit_guard_seconds: float = 8.0
     """After the drain, how long the rest of the shutdown may take before the process is ended."""
+
+    @property
+    def needs_token(self) -> bool:
+        return self.auth_token_file is not None or bool(self.auth_tokens)
 
     @classmethod
     def from_values(cls, values: Values) -> ServerOptions:

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from smg_grpc_servicer.core import network
-from smg_grpc_servicer.core.auth import BearerAuth, TokenFile
+from smg_grpc_servicer.core.auth import BearerAuth, GivenTokens, TokenFile
 from smg_grpc_servicer.core.binding import bind, channel_options, warn_if_open
 from smg_grpc_servicer.core.errors import Unavailable
 from smg_grpc_servicer.core.health import HealthServicer, StatusBoard
@@ -91,8 +91,11 @@ class GrpcServer:
         if options.metrics_port is not None:
             require_extra()
         interceptors = []
-        if options.auth_token_file is not None:
-            interceptors.append(BearerAuth(TokenFile(options.auth_token_file)))
+        if options.needs_token:
+            sources: list[TokenFile | GivenTokens] = [GivenTokens(options.auth_tokens)]
+            if options.auth_token_file is not None:
+                sources.append(TokenFile(options.auth_token_file))
+            interceptors.append(BearerAuth(*sources))
         credentials = None
         if options.tls is not None:
             credentials = CertificateSource(options.tls).credentials()
@@ -116,7 +119,7 @@ class GrpcServer:
         warn_if_open(
             options.host,
             encrypted=options.tls is not None,
-            authenticated=options.auth_token_file is not None
+            authenticated=options.needs_token
             or (options.tls is not None and options.tls.client_ca is not None),
         )
         scheme = "grpc" if options.tls is None else "grpcs"

@@ -29,7 +29,7 @@ from smg_grpc_servicer.core.status import code, refuse
 from smg_grpc_servicer.core.tokenizer import TokenizerSource
 from smg_grpc_servicer.core.tracing import Spans, trace_context
 from smg_grpc_servicer.core.types import Delta, Feature, GenerateSpec
-from smg_grpc_servicer.core.validate import validate, validate_prompt
+from smg_grpc_servicer.core.validate import truncated, validate, validate_prompt
 from smg_grpc_servicer.core.wire import Choice, Message
 
 log = logging.getLogger(__name__)
@@ -136,6 +136,9 @@ class CoreServicer(ControlBodies):
         floor = self.engine.min_output_tokens
         validate(spec, facts, self.wire.path, min_output=floor)
         if spec.text is None:
+            if spec.truncate_prompt is not None:
+                ids = truncated(spec.prompt, spec.truncate_prompt, facts, min_output=floor)
+                spec = replace(spec, prompt=ids)
             validate_prompt(spec.prompt, facts, self.wire.path, min_output=floor)
         trace = trace_context(context.invocation_metadata())
         return replace(spec, trace=trace) if trace else spec
@@ -144,12 +147,14 @@ class CoreServicer(ControlBodies):
         """A text prompt as token ids, tokenized off the loop by the engine's own tokenizer."""
         if spec.text is None:
             return spec
+        facts, floor = self.engine.model_facts(), self.engine.min_output_tokens
         ids = await self.engine.tokenize(spec.text)
+        ids = truncated(ids, spec.truncate_prompt, facts, min_output=floor)
         validate_prompt(
             ids,
-            self.engine.model_facts(),
+            facts,
             lambda name: self.wire.path("text" if name == "prompt" else name),
-            min_output=self.engine.min_output_tokens,
+            min_output=floor,
         )
         return replace(spec, prompt=ids)
 

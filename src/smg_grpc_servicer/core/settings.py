@@ -115,8 +115,18 @@ class Settings:
     def __len__(self) -> int:
         return len(self._settings)
 
-    def add_to(self, parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-        """Add the flags. They keep raw text; `resolve` parses it."""
+    def add_to(
+        self,
+        parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+        *,
+        prefix: str = "",
+        default: str | None = None,
+    ) -> None:
+        """Add the flags. They keep raw text; `resolve` parses it.
+
+        `prefix` keeps them apart from somebody else's in one namespace, `argparse.SUPPRESS` as
+        `default` leaves those out of it that are not given.
+        """
         for setting in self:
             if setting.flag is None:
                 continue
@@ -124,17 +134,17 @@ class Settings:
             if setting.parse.switch:
                 parser.add_argument(
                     setting.flag,
-                    dest=setting.name,
+                    dest=prefix + setting.name,
                     action=argparse.BooleanOptionalAction,
-                    default=None,
+                    default=default,
                     help=text,
                 )
             else:
                 parser.add_argument(
                     setting.flag,
-                    dest=setting.name,
+                    dest=prefix + setting.name,
                     nargs="+" if setting.parse.many else None,
-                    default=None,
+                    default=default,
                     metavar=setting.parse.metavar,
                     help=text,
                 )

@@ -104,6 +104,8 @@ class GenerateSpec:
     prompt: Sequence[int] = ()
     """Prompt token ids; empty while `text` waits to be tokenized."""
     text: str | None = None
+    truncate_prompt: int | None = None
+    """Keep at most this many of the prompt's last ids; -1 = as many as leave room for output."""
     sampling: Sampling = Sampling()
     logprobs: LogprobSpec = LogprobSpec()
     stream: bool = False
@@ -262,6 +264,26 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class PairingFacts:
+    """What a prefill and a decode must agree on, and where a constraint starts; vLLM tells it."""
+
+    kv_connector: str | None = None
+    kv_role: str | None = None
+    kv_engine_id: str | None = None
+    kv_cache_dtype: str | None = None
+    attention_backend: str | None = None
+    """The one asked for; None when the engine picks it itself."""
+    model_dtype: str | None = None
+    pairing_protocol: str | None = None
+    """Set by the operator; two that both have one pair only when they are equal."""
+    encoder_dtype: str | None = None
+    shm_namespace_id: str | None = None
+    reasoning_parser: str | None = None
+    constraint_start: str | None = None
+    """`after_reasoning` or `first_token`."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerFacts:
     """What the server is. `server_args` and `scheduler_info` go out redacted."""
 
@@ -275,3 +297,4 @@ class ServerFacts:
     is_paused: bool = False
     server_args: Mapping[str, object] = field(default_factory=dict)
     scheduler_info: Mapping[str, object] = field(default_factory=dict)
+    pairing: PairingFacts | None = None

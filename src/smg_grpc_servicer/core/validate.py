@@ -7,7 +7,7 @@ so that the error names the field as it stands in the request.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from smg_grpc_servicer.core.errors import InvalidArgument
 from smg_grpc_servicer.core.types import GenerateSpec, LogprobSpec, ModelFacts, Sampling
@@ -24,6 +24,19 @@ def validate(spec: GenerateSpec, facts: ModelFacts, path: Path, *, min_output: i
     _logprobs(spec.logprobs, facts, path)
     if spec.rank is not None and spec.rank < 0:
         raise InvalidArgument(path("rank"), f"must not be negative, got {spec.rank}")
+    limit = facts.max_context_length
+    _count(path("truncate_prompt"), spec.truncate_prompt, low=-1, high=limit or math.inf)
+
+
+def truncated(
+    prompt: Sequence[int], keep: int | None, facts: ModelFacts, *, min_output: int = 1
+) -> Sequence[int]:
+    """The prompt's last `keep` ids; -1 keeps what leaves room for `min_output`."""
+    if keep == -1 and facts.max_context_length is not None:
+        keep = facts.max_context_length - min_output
+    if keep is None or keep < 0 or len(prompt) <= keep:
+        return prompt
+    return prompt[len(prompt) - keep :]
 
 
 def validate_prompt(

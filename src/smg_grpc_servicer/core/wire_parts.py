@@ -45,6 +45,7 @@ def with_needs(spec: GenerateSpec) -> GenerateSpec:
         (Feature.LORA, spec.lora_id is not None),
         (Feature.RANK, spec.rank is not None),
         (Feature.KV_TRANSFER, spec.kv_transfer is not None),
+        (Feature.TRUNCATION, spec.truncate_prompt is not None),
     )
     return replace(spec, needs=frozenset(feature for feature, asks in asked if asks))
 

@@ -90,6 +90,9 @@ def prepare(
     compiles = chosen.compile or device == "gpu"
     if not compiles:
         mx.disable_compile()
+    if device == "gpu" and mx.metal.is_available():
+        # As mlx-lm does: without it macOS may page weights out between requests.
+        mx.set_wired_limit(mx.device_info()["max_recommended_working_set_size"])
     dtype: str | None = chosen.dtype
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else None

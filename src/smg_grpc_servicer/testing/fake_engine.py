@@ -45,9 +45,9 @@ _IDS = [3 + (_STEP * at) % _CYCLE for at in range(_CYCLE)] * 2
 """One cycle of output ids, twice: an answer is a stretch of it that begins where its seed says."""
 
 
-def _answer(prompt_sum: int, index: int, start: int, end: int) -> list[int]:
-    """Output ids `start` to `end` of a choice."""
-    at = ((prompt_sum + 31 * index) * _INVERSE + start) % _CYCLE
+def _answer(seed: int, start: int, end: int) -> list[int]:
+    """Output ids `start` to `end` of an answer."""
+    at = (seed * _INVERSE + start) % _CYCLE
     ids = _IDS[at : at + end - start]
     while (missing := end - start - len(ids)) > 0:
         again = (at + len(ids)) % _CYCLE
@@ -127,7 +127,7 @@ class FakeEngine(Engine):
     @staticmethod
     def expected(prompt: Sequence[int], count: int, index: int = 0) -> list[int]:
         """The ids of a choice: they depend on the prompt and the choice, and never contain EOS."""
-        return _answer(sum(prompt), index, 0, count)
+        return _answer(sum(prompt) + 31 * index, 0, count)
 
     # Life.
 
@@ -265,13 +265,13 @@ class FakeEngine(Engine):
         base = sum(spec.prompt) + 31 * index
         if sampling.seed is not None and sampling.temperature != 0:
             base += 131 * (sampling.seed + 1)
-        return [3 + (base + 7 * at) % (VOCAB - 3) for at in range(made, end)]
+        return _answer(base, made, end)
 
     def _finish(self, sampling: Sampling, ids: list[int], end: int, limit: int) -> Finish | None:
         """Whether this is the end; cuts `ids` behind a token that stops."""
         stops = sampling.stop_token_ids
         for at, token in enumerate(ids):
-            if token in stops:
+            if stops and token in stops:
                 del ids[at + 1 :]
                 return Finish("stop", matched=token)
             if token == EOS and not sampling.ignore_eos:

@@ -18,6 +18,7 @@ MAPPED: Mapping[str, str] = {
     "GenerateRequest.kv_transfer_params.remote_port": "kv_transfer.port",
     "GenerateRequest.kv_transfer_params_json": "kv_transfer.params_json",
     "GenerateRequest.data_parallel_rank": "rank",
+    "GenerateRequest.sampling_params.truncate_prompt_tokens": "truncate_prompt",
     "GenerateRequest.sampling_params.temperature": "sampling.temperature",
     "GenerateRequest.sampling_params.top_p": "sampling.top_p",
     "GenerateRequest.sampling_params.top_k": "sampling.top_k",
@@ -60,12 +61,11 @@ REFUSED: Mapping[str, Feature | str] = {
     "GenerateRequest.mm_inputs": Feature.MEDIA,
     "GenerateRequest.extra_mm_inputs": Feature.MEDIA,
     "GenerateRequest.media_refs": Feature.MEDIA,
-    "GenerateRequest.sampling_params.truncate_prompt_tokens": Feature.TRUNCATION,
 }
 """What no part of the vocabulary carries: UNIMPLEMENTED, whatever engine is behind it."""
 
-NOT_CARRIED = frozenset({Feature.MEDIA, Feature.TRUNCATION})
-"""Features above: media waits for the tensor room; truncation is the sender's, who has the ids."""
+NOT_CARRIED = frozenset({Feature.MEDIA})
+"""Features above: media waits for the tensor room."""
 
 IGNORED: Mapping[str, str] = {
     "GenerateRequest.tokenized.original_text": "for reference; the ids are the prompt",
@@ -76,22 +76,11 @@ IGNORED: Mapping[str, str] = {
 
 NOT_FILLED: Mapping[str, str] = {
     "GenerateResponse.complete.media_identity": "needs media",
-    "GetServerInfoResponse.kv_connector": "not in ServerFacts",
-    "GetServerInfoResponse.kv_role": "not in ServerFacts",
-    "GetServerInfoResponse.kv_engine_id": "not in ServerFacts",
-    "GetServerInfoResponse.shm_namespace_id": "needs media: it invites shared-memory tensors",
-    "GetServerInfoResponse.kv_cache_dtype": "not in ServerFacts",
-    "GetServerInfoResponse.attention_backend": "not in ServerFacts",
-    "GetServerInfoResponse.model_dtype": "not in ServerFacts",
-    "GetServerInfoResponse.pairing_protocol": "not in ServerFacts",
     "GetServerInfoResponse.mm_processor": "needs media: it invites media references",
     "GetServerInfoResponse.mm_media_ref_schemes": "needs media",
     "GetServerInfoResponse.mm_processor_source": "needs media",
     "GetServerInfoResponse.mm_device_do_normalize": "needs media",
     "GetServerInfoResponse.mm_item_limits": "needs media",
-    "GetServerInfoResponse.multimodal_encoder_dtype": "needs media",
     "GetServerInfoResponse.mm_encoder_budget": "needs media",
-    "GetServerInfoResponse.engine_reasoning_parser": "not in ServerFacts",
-    "GetServerInfoResponse.constrained_decoding_start": "not in ServerFacts",
 }
 """Response field to the reason why it stays at the proto's default, which reads as unknown."""

@@ -27,6 +27,7 @@ from smg_grpc_servicer.core.types import (
     Load,
     LogprobSpec,
     ModelFacts,
+    PairingFacts,
     Sampling,
     ServerFacts,
 )
@@ -52,6 +53,7 @@ class VllmWire(Wire):
         "prompt": "tokenized.input_ids",
         "text": "text",
         "rank": "data_parallel_rank",
+        "truncate_prompt": "sampling_params.truncate_prompt_tokens",
     }
 
     def generate_spec(self, request: pb.GenerateRequest) -> GenerateSpec:
@@ -64,6 +66,9 @@ class VllmWire(Wire):
             request_id=request.request_id,
             prompt=list(request.tokenized.input_ids),
             text=request.text if kind == "text" else None,
+            truncate_prompt=(
+                sent.truncate_prompt_tokens if sent.HasField("truncate_prompt_tokens") else None
+            ),
             sampling=sampling(sent),
             logprobs=LogprobSpec(
                 output=sent.logprobs if sent.HasField("logprobs") else None,
@@ -152,6 +157,7 @@ class VllmWire(Wire):
         )
 
     def server_info(self, facts: ServerFacts, live: LiveFacts) -> pb.GetServerInfoResponse:
+        pairing = facts.pairing or PairingFacts()
         return pb.GetServerInfoResponse(
             active_requests=live.active_requests,
             is_paused=facts.is_paused,
@@ -161,6 +167,17 @@ class VllmWire(Wire):
             data_parallel_size=facts.data_parallel_size or 0,
             block_size=facts.block_size or 0,
             max_num_seqs=facts.max_running_requests or 0,
+            kv_connector=pairing.kv_connector,
+            kv_role=pairing.kv_role,
+            kv_engine_id=pairing.kv_engine_id,
+            kv_cache_dtype=pairing.kv_cache_dtype,
+            attention_backend=pairing.attention_backend,
+            model_dtype=pairing.model_dtype,
+            pairing_protocol=pairing.pairing_protocol,
+            multimodal_encoder_dtype=pairing.encoder_dtype,
+            shm_namespace_id=pairing.shm_namespace_id,
+            engine_reasoning_parser=pairing.reasoning_parser,
+            constrained_decoding_start=pairing.constraint_start,
         )
 
     def loads_response(

@@ -35,10 +35,12 @@ class Faulty:
         self._inner = inner
         self.error: BaseException | None = None
         self.once = False
+        self.raised = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         error = self.error
         if error is not None:
+            self.raised += 1
             if self.once:
                 self.error = None
             raise error
@@ -152,12 +154,11 @@ async def test_one_failed_step_costs_nobody_a_token(
         client = server.client
         prompts = [random_prompt(8, seed=90 + i) for i in range(3)]
         alone = [await client.ids(p, max_tokens=120) for p in prompts]
-        running = [asyncio.ensure_future(client.generate(p, max_tokens=120)) for p in prompts]
-        await client.until_active(3)
+        begun = [await client.begin(p, max_tokens=120) for p in prompts]
         server.model.once = True
         server.model.error = RuntimeError("a hiccup")
-        histories = await asyncio.gather(*running)
-        assert server.model.error is None
+        histories = await asyncio.gather(*(history.record(call) for call, history in begun))
+        assert server.model.raised == 1
         assert [check(h) for h in histories] == [[]] * 3
         assert [h.streamed_ids() for h in histories] == alone
         assert not server.exit.done()

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from time import monotonic
+from typing import Any
 
 import grpc
 import pytest
@@ -14,7 +15,7 @@ from smg_grpc_servicer.testing.history import History, check
 from tests.support.mlx_client import Client, connected, random_prompt
 from tests.support.servers import Server, serving
 
-ENDLESS = {"max_tokens": 400}
+ENDLESS: dict[str, Any] = {"max_tokens": 400}
 CANCELS = 300
 
 
@@ -164,9 +165,10 @@ async def narrow(one_loop: None) -> AsyncIterator[Client]:
 
 async def test_past_the_queue_bound_is_exhausted(narrow: Client) -> None:
     """P11: RESOURCE_EXHAUSTED past the bound, naming its flag; who was let in is served."""
-    running = asyncio.ensure_future(narrow.generate(random_prompt(4), max_tokens=1500))
-    await narrow.until_active(1)
-    waiting, refused = [], []
+    call, begun = await narrow.begin(random_prompt(4), max_tokens=1500)
+    running = asyncio.ensure_future(begun.record(call))
+    waiting: list[asyncio.Future[History]] = []
+    refused: list[History] = []
     while not refused:
         attempt = asyncio.ensure_future(narrow.generate(random_prompt(5), max_tokens=3))
         await asyncio.wait([attempt], timeout=0.2)
@@ -184,8 +186,7 @@ async def test_past_the_queue_bound_is_exhausted(narrow: Client) -> None:
 
 async def test_abort_and_deadline_of_a_waiting_request(narrow: Client) -> None:
     """A request that waits for its place ends as one that runs, and gives the place free."""
-    running = asyncio.ensure_future(narrow.generate(random_prompt(6), max_tokens=1500))
-    await narrow.until_active(1)
+    call, running = await narrow.begin(random_prompt(6), max_tokens=1500)
     waiting = asyncio.ensure_future(
         narrow.generate(random_prompt(7), request_id="waits", stream=False, max_tokens=5)
     )
@@ -196,10 +197,9 @@ async def test_abort_and_deadline_of_a_waiting_request(narrow: Client) -> None:
     assert aborted.complete().finish_reason == "abort"
     assert list(aborted.complete().output_ids) == []
 
-    call = narrow.stub.Generate(narrow.request(random_prompt(8), max_tokens=5), timeout=0.1)
-    late = await History().record(call)
-    assert late.code in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.OK}
-    history = await running
-    assert check(history) == []
-    assert len(history.streamed_ids()) == 1500
+    late = narrow.stub.Generate(narrow.request(random_prompt(8), max_tokens=5), timeout=0.1)
+    assert (await History().record(late)).code is grpc.StatusCode.DEADLINE_EXCEEDED
+    await narrow.until_active(1)
+    assert check(await running.record(call)) == []
+    assert len(running.streamed_ids()) == 1500
     await narrow.until_active(0)

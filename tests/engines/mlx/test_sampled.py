@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -138,7 +139,7 @@ async def test_seeds_and_no_seed_differ(noise_client: Client) -> None:
 async def test_a_seed_holds_in_a_mixed_batch(noise_client: Client) -> None:
     """P4: beside greedy, unseeded and filtered rows a seeded row draws what it draws alone."""
     prompts = [random_prompt(4 + i, seed=52) for i in range(12)]
-    kinds = [
+    kinds: list[dict[str, Any]] = [
         {"seed": 3, "temperature": 1.0},
         {},
         {"temperature": 1.3},

@@ -111,6 +111,9 @@ def prepared(
         Device=lambda kind: kind,
         default_device=lambda: device,
         disable_compile=lambda: done.append("disable_compile"),
+        metal=SimpleNamespace(is_available=lambda: device == "gpu"),
+        device_info=lambda: {"max_recommended_working_set_size": 7},
+        set_wired_limit=lambda size: done.append(f"wired {size}"),
     )
     monkeypatch.setattr(backend, "import_mlx", lambda: core)
     monkeypatch.setattr(backend, "load_blas", lambda environ: "libopenblas.so.0")
@@ -129,7 +132,7 @@ def test_policy_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_policy_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     got, done = prepared(monkeypatch, "gpu", backend.BackendOptions())
-    assert (got.dtype, got.compile, done) == (None, True, [])
+    assert (got.dtype, got.compile, done) == (None, True, ["wired 7"])
     assert got.describe() == "mlx 1.2, mlx-lm 1.2, device gpu, weights as stored, compile on"
 
 

@@ -2,15 +2,17 @@
 
 The caches are mlx-lm's; the index is not its `LRUPromptCache`, whose search walks every stored
 sequence that shares a first token and copies lists on the way: 0.9 s beside eleven 8,000-token
-conversations, on the thread that decodes. Here a look-up compares token arrays: microseconds an
-entry. A hit never covers the whole prompt: the last token is always left to be fed, because its
-logits are what the first output token is drawn from. Used on the generation thread only.
+conversations, on the thread that decodes. Here sequences are kept sorted, so the longest common
+prefix is with a neighbour of the place where the wanted one would stand. A hit never covers the
+whole prompt: the last token is always left to be fed, because its logits are what the first
+output token is drawn from. Used on the generation thread only.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,18 +25,17 @@ from smg_grpc_servicer.mlx.runtime.job import describe
 
 logger = logging.getLogger(__name__)
 
-MIN_TOKENS = 32
+MIN_TOKENS = 64
 """Shorter prefixes cost more to keep than to compute."""
-MAX_ENTRIES = 1024
-"""Keeps a look-up under a few milliseconds; bytes are what bounds memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    tokens: Any
-    """int32 array; the caches hold exactly these."""
     caches: Caches
+    length: int
+    """Tokens in the caches."""
     size: int
+    """Bytes."""
 
 
 class PrefixCache:
@@ -42,7 +43,8 @@ class PrefixCache:
         """0 bytes: no cache."""
         self._max_bytes = max_bytes
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        """By their tokens; the most recently used last."""
+        """By their key; the most recently used last. No key is a prefix of another."""
+        self._sorted: list[bytes] = []
         self._bytes = 0
         self.hits = 0
         self.hit_tokens = 0
@@ -67,13 +69,9 @@ class PrefixCache:
     def _fetch(self, tokens: Sequence[int]) -> tuple[Caches | None, int]:
         if not self._entries or len(tokens) <= MIN_TOKENS:
             return None, 0
-        wanted = np.asarray(tokens[:-1], dtype=np.int32)
-        best, length = None, MIN_TOKENS - 1
-        for key, entry in self._entries.items():
-            common = _common(entry.tokens, wanted)
-            if common > length:
-                best, length = key, common
-        if best is None:
+        wanted = _key(tokens[:-1])
+        length, best = max((_common(key, wanted), key) for key in self._neighbours(wanted))
+        if length < MIN_TOKENS:
             return None, 0
         self._entries.move_to_end(best)
         self.hits += 1
@@ -81,25 +79,27 @@ class PrefixCache:
         return _first(self._entries[best], length), length
 
     def _store(self, tokens: Sequence[int], caches: Caches) -> None:
-        if not all(c.is_trimmable() for c in caches):
-            return
         size = sum(c.nbytes for c in caches)
-        if size > self._max_bytes:
+        if size > self._max_bytes or not all(c.is_trimmable() for c in caches):
             return
-        kept = np.asarray(tokens, dtype=np.int32)
-        for key, entry in list(self._entries.items()):
-            common = _common(entry.tokens, kept)
-            if common == len(kept):
-                self._entries.move_to_end(key)
+        key = _key(tokens)
+        for other in self._neighbours(key):
+            if other.startswith(key):
+                self._entries.move_to_end(other)
                 return
-            if common == len(entry.tokens):
-                self._drop(key)
+            if key.startswith(other):
+                self._drop(other)
         # Evaluated now, or the entry would keep the whole batch's memory alive.
         launch(states(caches))
-        self._entries[kept.tobytes()] = _Entry(kept, caches, size)
+        self._entries[key] = _Entry(caches, len(tokens), size)
+        insort(self._sorted, key)
         self._bytes += size
-        while self._bytes > self._max_bytes or len(self._entries) > MAX_ENTRIES:
+        while self._bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
+
+    def _neighbours(self, key: bytes) -> list[bytes]:
+        place = bisect_left(self._sorted, key)
+        return self._sorted[max(place - 1, 0) : place + 1]
 
     def accepts(self, length: int) -> bool:
         """Whether a sequence of this length is worth extracting."""
@@ -109,6 +109,7 @@ class PrefixCache:
         """Forget everything; the number of entries dropped."""
         count = len(self._entries)
         self._entries.clear()
+        self._sorted.clear()
         self._bytes = 0
         return count
 
@@ -127,15 +128,20 @@ class PrefixCache:
 
     def _drop(self, key: bytes) -> None:
         self._bytes -= self._entries.pop(key).size
+        del self._sorted[bisect_left(self._sorted, key)]
 
 
-def _common(left: Any, right: Any) -> int:
-    """Length of the common prefix of two token arrays."""
-    width = min(len(left), len(right))
-    # Most pairs differ at once: look at the first few before all.
-    if width > MIN_TOKENS and (left[:MIN_TOKENS] != right[:MIN_TOKENS]).any():
-        width = MIN_TOKENS
-    differs = left[:width] != right[:width]
+def _key(tokens: Sequence[int]) -> bytes:
+    """Bytes that sort as the tokens do."""
+    key: bytes = np.asarray(tokens, dtype=">u4").tobytes()
+    return key
+
+
+def _common(left: bytes, right: bytes) -> int:
+    """Number of tokens that two keys begin with in common."""
+    width = min(len(left), len(right)) // 4
+    a: Any = np.frombuffer(left, dtype=np.uint32, count=width)
+    differs = a != np.frombuffer(right, dtype=np.uint32, count=width)
     return int(differs.argmax()) if differs.any() else width
 
 
@@ -143,6 +149,6 @@ def _first(entry: _Entry, length: int) -> Caches:
     """The entry's caches cut to `length`; arrays are shared until one side writes."""
     caches = copy.deepcopy(entry.caches)
     for cache in caches:
-        cache.trim(len(entry.tokens) - length)
+        cache.trim(entry.length - length)
     # The first write copies what is shared; most of it would be for nothing here.
-    return part(caches, 1, 0) if 2 * length < len(entry.tokens) else caches
+    return part(caches, 1, 0) if 2 * length < entry.length else caches

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from smg_grpc_servicer.mlx.runtime.job import Job
 from smg_grpc_servicer.mlx.runtime.loop import GenerationLoop
-from smg_grpc_servicer.mlx.runtime.prefix_cache import _common
+from smg_grpc_servicer.mlx.runtime.prefix_cache import MIN_TOKENS, PrefixCache
 from tests.support.mlx_loop import GREEDY, Sink, generate, running
 
 BASE = [3 + (i * 17) % 500 for i in range(200)]
@@ -57,14 +59,14 @@ def test_same_output_and_the_hit_is_told(tiny: Any, budget: int) -> None:
 
 
 def test_hits_of_different_length_in_one_batch(tiny: Any) -> None:
-    tails = [[*BASE[:n], 9, 8, 7, n % 500] for n in (40, 80, 120, 199)]
+    tails = [[*BASE[:n], 9, 8, 7, n % 500] for n in (70, 90, 120, 199)]
     fresh = [list(reversed(BASE[:60])), [4, 5], [6]]
     want = [cold(tiny.model, prompt) for prompt in tails + fresh]
     with running(tiny.model) as (loop, sink):
         run(loop, sink, "first", BASE)
         assert generate(loop, sink, tails + fresh, 10, "mixed") == want
         got = [sink.cached[f"mixed-{i}"] for i in range(len(want))]
-        assert got == [[40], [80], [120], [199], [0], [0], [0]]
+        assert got == [[70], [90], [120], [199], [0], [0], [0]]
 
 
 def test_memory_stays_within_the_bound(tiny: Any) -> None:
@@ -79,11 +81,11 @@ def test_memory_stays_within_the_bound(tiny: Any) -> None:
 
 
 def test_an_entry_larger_than_the_bound_evicts_nothing(tiny: Any) -> None:
-    entry = 60 * 2 * 2 * 2 * 16 * 4
+    entry = 90 * 2 * 2 * 2 * 16 * 4
     with running(tiny.model, prompt_cache_bytes=entry) as (loop, sink):
-        run(loop, sink, "small", BASE[:45])
+        run(loop, sink, "small", BASE[:75])
         run(loop, sink, "large", list(reversed(BASE)))
-        assert run(loop, sink, "again", BASE[:45])[1] == 44
+        assert run(loop, sink, "again", BASE[:75])[1] == 74
 
 
 def test_off(tiny: Any) -> None:
@@ -113,13 +115,63 @@ def test_a_cache_that_fails_is_done_without(tiny: Any, monkeypatch: pytest.Monke
         assert run(loop, sink, "hit", BASE) == (want, len(BASE) - 1)
 
 
-@given(st.lists(st.integers(0, 2), max_size=80), st.lists(st.integers(0, 2), max_size=80))
-def test_common_prefix(left: list[int], right: list[int]) -> None:
-    """Also past the first look at 32 tokens."""
-    naive = next(
-        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
-        min(len(left), len(right)),
+class Layer:
+    """A cache that holds nothing but knows its length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.nbytes = length
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def trim(self, count: int) -> None:
+        self.length -= count
+
+    def merge(self, layers: list[Layer]) -> Layer:
+        return layers[0]
+
+    def extract(self, index: int) -> Layer:
+        return copy.copy(self)
+
+    def empty(self) -> bool:
+        return True
+
+
+SEQUENCES = st.lists(st.integers(0, 2), max_size=6)
+
+
+@given(st.lists(SEQUENCES, max_size=12), SEQUENCES, st.integers(120, 800))
+def test_the_longest_prefix_is_found(
+    stored: list[list[int]], wanted: list[int], bound: int
+) -> None:
+    """Against a search through everything that was kept."""
+    head = list(range(MIN_TOKENS - 2))
+    cache = PrefixCache(bound)
+    for tail in stored:
+        tokens = head + tail
+        cache.store(tokens, partial(list, [Layer(len(tokens))]))
+    kept = [np.frombuffer(key, dtype=">u4").tolist() for key in cache._entries]
+    assert cache._sorted == sorted(cache._entries)
+    assert cache.counters()["prefix_bytes"] == sum(map(len, kept)) <= bound
+    assert not any(a != b and a == b[: len(a)] for a in kept for b in kept)
+    prompt = head + wanted
+    common = max(
+        (
+            next(
+                (i for i, (a, b) in enumerate(zip(k, prompt[:-1], strict=False)) if a != b),
+                min(len(k), len(prompt) - 1),
+            )
+            for k in kept
+        ),
+        default=0,
     )
-    for head in ([], [7] * 40):
-        a, b = (np.array(head + x, dtype=np.int32) for x in (left, right))
-        assert _common(a, b) == len(head) + naive
+    found, length = cache.fetch(prompt)
+    if common < MIN_TOKENS or len(prompt) <= MIN_TOKENS:
+        assert (found, length) == (None, 0)
+    else:
+        assert length == common
+        assert found is not None
+        assert found[0].length == length
+    assert cache.clear() == len(kept)
+    assert cache.fetch(prompt) == (None, 0)

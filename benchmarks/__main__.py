@@ -1,0 +1,42 @@
+"""`python -m benchmarks`: every number of the README, in the README's form.
+
+`SMG_PUBLISHED_PYTHON` names the interpreter of a venv with the published package; without it the
+columns beside it stay empty. Arguments: the benchmarks to run, all when none is given.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = {
+    "messages": ("What a streamed message costs the server", ("messages.py",)),
+    "mlx": ("MLX on a CPU, beside mlx-lm's BatchGenerator", ("mlx_engine.py",)),
+}
+
+
+def main() -> int:
+    """Run them one after another; 1 when a target was missed."""
+    chosen = sys.argv[1:] or list(BENCHMARKS)
+    unknown = [name for name in chosen if name not in BENCHMARKS]
+    if unknown:
+        print(f"no benchmark is named {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}")
+        return 2
+    published = os.environ.get("SMG_PUBLISHED_PYTHON")
+    missed = []
+    for name in chosen:
+        title, command = BENCHMARKS[name]
+        print(f"\n### {title}\n", flush=True)
+        more = ["--published", published] if published and name == "mlx" else []
+        script = str(Path(__file__).with_name(command[0]))
+        if subprocess.call([sys.executable, script, *command[1:], *more]):
+            missed.append(name)
+    if missed:
+        print(f"\nmissed a target: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

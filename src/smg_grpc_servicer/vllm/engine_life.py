@@ -1,0 +1,180 @@
+"""Brings vLLM's AsyncLLM up beside the event loop, and takes it down again.
+
+Loading blocks for seconds to minutes, so it runs on a thread of its own and the port goes on
+answering; vLLM then starts its output tasks at the first call on the loop, which `start` makes.
+What is built, and from what, is exactly what the launcher itself builds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import inspect
+import logging
+import multiprocessing
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, Protocol, TypeVar
+
+from smg_grpc_servicer.core.engine import Engine
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ABANDON_SECONDS = 3.0
+"""How long a load that nobody waits for any more may take to notice that its engine is gone."""
+
+
+class LauncherChanged(Exception):
+    """This vLLM's launcher is not as we know it; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """What the launcher builds its engine from: the names its own module imported."""
+
+    engine_args: Any
+    async_llm: Any
+    usage: Any
+    envs: Any
+
+    @classmethod
+    def of(cls, stock: FunctionType) -> Launcher:
+        """:raises LauncherChanged: a name is not there, or takes other arguments."""
+        names = stock.__globals__
+        try:
+            launcher = cls(
+                names["AsyncEngineArgs"],
+                names["AsyncLLM"],
+                names["UsageContext"].OPENAI_API_SERVER,
+                names["envs"],
+            )
+            made = inspect.signature(launcher.async_llm.from_vllm_config)
+            made.bind(**launcher._arguments(argparse.Namespace(**_UNKNOWN), None))
+            inspect.signature(launcher.engine_args.from_cli_args).bind(None)
+        except (KeyError, AttributeError, TypeError, ValueError) as error:
+            raise LauncherChanged(f"{type(error).__name__}: {error}") from error
+        return launcher
+
+    def build(self, args: argparse.Namespace) -> Any:
+        """The engine of a command line. Blocks; returns when it could serve."""
+        config = self.engine_args.from_cli_args(args).create_engine_config(usage_context=self.usage)
+        return self.async_llm.from_vllm_config(**self._arguments(args, config))
+
+    def _arguments(self, args: argparse.Namespace, config: Any) -> dict[str, Any]:
+        return {
+            "vllm_config": config,
+            "usage_context": self.usage,
+            "enable_log_requests": args.enable_log_requests,
+            "disable_log_stats": args.disable_log_stats,
+        }
+
+
+_UNKNOWN = {"enable_log_requests": False, "disable_log_stats": False}
+
+
+class Served(Protocol):
+    """What a servicer is to its engine's life."""
+
+    engine: Engine
+
+
+class EngineLife:
+    """`start`, `warm_up`, `close` and `kill` of a `core.server.Life`."""
+
+    def __init__(
+        self,
+        build: Callable[[], Any],
+        serve: Callable[[Any], Served],
+        *,
+        stats_seconds: float | None,
+    ) -> None:
+        self._build = build
+        self._serve = serve
+        self._stats_seconds = stats_seconds
+        self._loading: Future[Any] | None = None
+        self._async_llm: Any = None
+        self._engine: Engine | None = None
+        self._stats: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._loading = on_thread(self._build, "vllm-load")
+        self._async_llm = await asyncio.wrap_future(self._loading)
+        # A round trip to the engine's process, and vLLM listens to it from here on.
+        await self._async_llm.get_supported_tasks()
+        self._engine = self._serve(self._async_llm).engine
+        await self._engine.start()
+        if self._stats_seconds is not None:
+            self._stats = asyncio.create_task(self._log_stats(self._stats_seconds))
+
+    async def warm_up(self) -> None:
+        assert self._engine is not None
+        await self._engine.warm_up()
+
+    async def close(self) -> None:
+        if self._stats is not None:
+            self._stats.cancel()
+        if self._engine is not None:
+            await self._engine.close()
+        if self._async_llm is not None:
+            await asyncio.wrap_future(on_thread(self._async_llm.shutdown, "vllm-shutdown"))
+        elif self._loading is not None and not self._loading.done():
+            await self._abandon(self._loading)
+
+    def kill(self) -> None:
+        """End the engine's processes at once; their workers go with them."""
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    async def _abandon(self, loading: Future[Any]) -> None:
+        """The load cannot be told to stop; without its engine processes it fails by itself."""
+        loading.add_done_callback(_shut_down_late)
+        for child in multiprocessing.active_children():
+            child.terminate()
+        with contextlib.suppress(asyncio.TimeoutError):
+            waiting = asyncio.wrap_future(loading)
+            await asyncio.wait({waiting}, timeout=ABANDON_SECONDS)
+            if waiting.done() and not waiting.cancelled():
+                log.info("the load ended: %s", waiting.exception() or "it was complete")
+                return
+            waiting.cancel()
+        self.kill()
+
+    async def _log_stats(self, seconds: float) -> None:
+        """The line of engine figures that vLLM's own launcher has logged now and then."""
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self._async_llm.do_log_stats()
+            except Exception:
+                log.exception("cannot log the engine's figures")
+
+
+def on_thread(call: Callable[[], T], name: str) -> Future[T]:
+    """Run `call` on a thread that does not keep the process; its result, to be waited for."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # a waiter that gives up does not cancel it
+
+    def run() -> None:
+        try:
+            result = call()
+        except SystemExit as error:
+            # Let through, it would end the thread alone and leave the waiter waiting.
+            future.set_exception(RuntimeError(f"it asked to exit with {error.code!r}"))
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def _shut_down_late(loading: Future[Any]) -> None:
+    if loading.exception() is None:
+        loading.result().shutdown()
