@@ -1,6 +1,7 @@
 # Every target says what it does; `make` alone lists them. PYTHON may be any Python 3.10 or newer.
 PYTHON ?= python3
 SUITE  ?=
+BENCH  ?=
 # A person wants the first failure, a CI run all of them.
 TEST    = $(PYTHON) .ci/test.py $(if $(CI),--keep-going)
 
@@ -26,9 +27,8 @@ format: ## let ruff format and fix what it safely can
 types: ## mypy --strict alone
 	@$(PYTHON) .ci/tool.py lint mypy
 
-bench: ## every number of the README; PUBLISHED=PYTHON adds the published package's column
-	@$(PYTHON) .ci/tool.py mlx python benchmarks/messages.py
-	@$(PYTHON) .ci/tool.py mlx python benchmarks/mlx_engine.py $(if $(PUBLISHED),--published $(PUBLISHED))
+bench: ## every number of the README, the published package beside ours; BENCH="messages" chooses
+	@$(PYTHON) .ci/bench.py $(BENCH)
 
 build: ## sdist and wheel into dist/
 	@$(PYTHON) .ci/tool.py core python -m build --no-isolation --outdir dist .

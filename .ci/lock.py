@@ -46,6 +46,9 @@ LOCK_TABLE = {
         more=("transformers==5.12.1",),
         lowest=True,
     ),
+    "published": Lock(
+        Wanted(11, 10), more=("smg-grpc-servicer[mlx]==0.14.1", "mlx[cpu]"), project=False
+    ),
     "router": Lock(Wanted(11, 10), more=("smg==1.13.0",), project=False),
 }
 

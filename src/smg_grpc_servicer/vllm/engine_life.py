@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import inspect
 import logging
 import multiprocessing
@@ -21,6 +20,7 @@ from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
 from smg_grpc_servicer.core.engine import Engine
+from smg_grpc_servicer.core.requests import RequestTable
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class Launcher:
     async_llm: Any
     usage: Any
     envs: Any
+    version: str
 
     @classmethod
     def of(cls, stock: FunctionType) -> Launcher:
@@ -53,6 +54,7 @@ class Launcher:
                 names["AsyncLLM"],
                 names["UsageContext"].OPENAI_API_SERVER,
                 names["envs"],
+                names["VLLM_VERSION"],
             )
             made = inspect.signature(launcher.async_llm.from_vllm_config)
             made.bind(**launcher._arguments(argparse.Namespace(**_UNKNOWN), None))
@@ -82,10 +84,11 @@ class Served(Protocol):
     """What a servicer is to its engine's life."""
 
     engine: Engine
+    table: RequestTable
 
 
 class EngineLife:
-    """`start`, `warm_up`, `close` and `kill` of a `core.server.Life`."""
+    """The steps of a `core.server.Life`. `serve` makes the servicer of an engine."""
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class EngineLife:
         self._stats_seconds = stats_seconds
         self._loading: Future[Any] | None = None
         self._async_llm: Any = None
-        self._engine: Engine | None = None
+        self._served: Served | None = None
         self._stats: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -107,23 +110,27 @@ class EngineLife:
         self._async_llm = await asyncio.wrap_future(self._loading)
         # A round trip to the engine's process, and vLLM listens to it from here on.
         await self._async_llm.get_supported_tasks()
-        self._engine = self._serve(self._async_llm).engine
-        await self._engine.start()
+        self._served = self._serve(self._async_llm)
+        await self._served.engine.start()
         if self._stats_seconds is not None:
             self._stats = asyncio.create_task(self._log_stats(self._stats_seconds))
 
     async def warm_up(self) -> None:
-        assert self._engine is not None
-        await self._engine.warm_up()
+        assert self._served is not None
+        await self._served.engine.warm_up()
+
+    def cut(self, error: Exception) -> None:
+        if self._served is not None:
+            self._served.table.cut_all(error)
 
     async def close(self) -> None:
         if self._stats is not None:
             self._stats.cancel()
-        if self._engine is not None:
-            await self._engine.close()
+        if self._served is not None:
+            await self._served.engine.close()
         if self._async_llm is not None:
             await asyncio.wrap_future(on_thread(self._async_llm.shutdown, "vllm-shutdown"))
-        elif self._loading is not None and not self._loading.done():
+        elif self._loading is not None and not _failed(self._loading):
             await self._abandon(self._loading)
 
     def kill(self) -> None:
@@ -136,14 +143,13 @@ class EngineLife:
         loading.add_done_callback(_shut_down_late)
         for child in multiprocessing.active_children():
             child.terminate()
-        with contextlib.suppress(asyncio.TimeoutError):
-            waiting = asyncio.wrap_future(loading)
-            await asyncio.wait({waiting}, timeout=ABANDON_SECONDS)
-            if waiting.done() and not waiting.cancelled():
-                log.info("the load ended: %s", waiting.exception() or "it was complete")
-                return
+        waiting = asyncio.wrap_future(loading)
+        await asyncio.wait({waiting}, timeout=ABANDON_SECONDS)
+        if waiting.done():
+            log.info("the load was given up: %s", waiting.exception() or "it had just ended")
+        else:
             waiting.cancel()
-        self.kill()
+            self.kill()
 
     async def _log_stats(self, seconds: float) -> None:
         """The line of engine figures that vLLM's own launcher has logged now and then."""
@@ -175,6 +181,10 @@ def on_thread(call: Callable[[], T], name: str) -> Future[T]:
     return future
 
 
+def _failed(future: Future[Any]) -> bool:
+    return future.done() and future.exception() is not None
+
+
 def _shut_down_late(loading: Future[Any]) -> None:
-    if loading.exception() is None:
+    if not _failed(loading):
         loading.result().shutdown()

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FunctionType
 from typing import Any
 
@@ -29,12 +29,15 @@ from smg_grpc_servicer.core.process import print_config_error
 from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.vllm.engine_life import EngineLife, Launcher, LauncherChanged
-from smg_grpc_servicer.vllm.options import SERVICER_IMPL, Plan, as_written, plan
+from smg_grpc_servicer.vllm.options import Plan, as_written, plan
 from smg_grpc_servicer.vllm.wire import VllmWire
 
 log = logging.getLogger(__name__)
 
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
+Implementation = Callable[[argparse.Namespace], Coroutine[Any, Any, int | None]]
+"""Serves a launch; gives the exit code, or None for 0."""
 
 _SERVICE = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
 
@@ -56,14 +59,11 @@ async def serve_grpc(args: argparse.Namespace, stock: FunctionType) -> None:
         raise SystemExit(code)
 
 
-def implementation(
-    asked: Plan, stock: FunctionType
-) -> Callable[[argparse.Namespace], Any]:
-    """Who serves this launch: a coroutine function of the namespace that gives the exit code.
+def implementation(asked: Plan, stock: FunctionType) -> Implementation:
+    """Who serves this launch; `--servicer-impl` has one value so far.
 
     :raises ConfigError: only vLLM's own server could, and it would leave out what was asked for.
     """
-    assert asked.values.get_value(SERVICER_IMPL) == "python"
     try:
         launcher = Launcher.of(stock)
     except LauncherChanged as error:
@@ -79,7 +79,8 @@ def implementation(
 
 async def serve(args: argparse.Namespace, asked: Plan, launcher: Launcher) -> int:
     """Bind, load, warm, serve, drain; the exit code."""
-    log.info("settings: %s", asked.values.changed())
+    started_at = time.time()
+    log.info("vLLM %s, settings: %s", launcher.version, asked.values.changed())
     # A forked engine would hold our port and grpc's locks. vLLM's own command sets the same;
     # `python -m` of the launcher does not. The children read it.
     os.environ.setdefault(START_METHOD, "spawn")
@@ -96,12 +97,10 @@ async def serve(args: argparse.Namespace, asked: Plan, launcher: Launcher) -> in
         ),
         VllmWire.service,
     )
-    cut: list[Callable[[Exception], None]] = []
 
     def servicer(async_llm: Any) -> Any:
-        made = _servicer(async_llm, asked, board, metrics, spans)
+        made = _servicer(async_llm, started_at, asked, board, metrics, spans)
         late.fill(made)
-        cut.append(made.table.cut_all)
         return made
 
     engine = EngineLife(
@@ -109,13 +108,7 @@ async def serve(args: argparse.Namespace, asked: Plan, launcher: Launcher) -> in
         servicer,
         stats_seconds=None if args.disable_log_stats else launcher.envs.VLLM_LOG_STATS_INTERVAL,
     )
-    life = Life(
-        engine.start,
-        engine.warm_up,
-        engine.close,
-        lambda error: [each(error) for each in cut] and None,
-        engine.kill,
-    )
+    life = Life(engine.start, engine.warm_up, engine.close, engine.cut, engine.kill)
     try:
         return await server.serve(life, owns_process=True)
     finally:
@@ -131,14 +124,19 @@ def model_name(args: argparse.Namespace) -> str:
 
 
 def _servicer(
-    async_llm: Any, asked: Plan, board: StatusBoard, metrics: Metrics | None, spans: Spans
+    async_llm: Any,
+    started_at: float,
+    asked: Plan,
+    board: StatusBoard,
+    metrics: Metrics | None,
+    spans: Spans,
 ) -> Any:
     # Imported now and not with this module: it brings in vLLM.
     from smg_grpc_servicer.vllm.servicer import VllmEngineServicer
 
     return VllmEngineServicer(
         async_llm,
-        time.time(),
+        started_at,
         board=board,
         metrics=metrics,
         spans=spans,

@@ -1,0 +1,139 @@
+"""vLLM's `RequestOutput` to core deltas, and the end of a request.
+
+A `Relay` stands where vLLM puts a request's outputs (or errors): on the event loop, one call per
+output, straight into the mailbox. Nothing is put after the end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from smg_grpc_servicer.core.errors import Internal
+from smg_grpc_servicer.core.mailbox import Mailbox
+from smg_grpc_servicer.core.types import Delta, Finish, GenerateSpec, KvTransfer
+from smg_grpc_servicer.vllm.failures import translate
+from smg_grpc_servicer.vllm.loads import Tracked
+from smg_grpc_servicer.vllm.logprobs import output_rows, prompt_rows
+
+log = logging.getLogger(__name__)
+
+FAILED = "the engine failed this request (finish reason `error`): its log has the cause"
+
+_REASONS = {"stop": "stop", "length": "length", "abort": "abort", "repetition": "stop"}
+"""vLLM's finish reasons; a detected repetition is an end of the engine's choosing."""
+
+
+class Relay:
+    """One request's way from vLLM to its mailbox."""
+
+    __slots__ = ("_counts", "_mailbox", "_on_end", "_spec", "_started", "_stops", "closed")
+
+    def __init__(
+        self,
+        spec: GenerateSpec,
+        mailbox: Mailbox,
+        counts: Tracked,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._mailbox = mailbox
+        self._counts = counts
+        self._on_end = on_end
+        self._started: set[int] = set()
+        self._stops = frozenset(spec.sampling.stop_token_ids)
+        self.closed = False
+
+    def put(self, output: Any) -> None:
+        """An output or an exception; what vLLM's own collector takes."""
+        if self.closed:
+            return
+        if isinstance(output, Exception):
+            self.fail(output)
+            return
+        try:
+            self._convert(output)
+        except Exception as error:
+            # It must not reach vLLM's output loop, which would end all requests.
+            log.exception("an output of request %s was not understood", self._spec.request_id)
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        if not self.closed:
+            self._mailbox.fail(translate(error))
+            self._end()
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        if not self.closed:
+            self._end()
+
+    def _end(self) -> None:
+        self.closed = True
+        self._counts.left()
+        self._on_end()
+
+    def _convert(self, output: Any) -> None:
+        for part in output.outputs:
+            if part.finish_reason == "error":
+                self.fail(Internal(FAILED))
+                return
+            self._mailbox.put(self._delta(output, part))
+        if output.finished:
+            self.close()
+
+    def _delta(self, output: Any, part: Any) -> Delta:
+        token_ids = list(part.token_ids)
+        delta = Delta(part.index, token_ids)
+        counts = self._counts
+        counts.generated(len(token_ids))
+        wanted = self._spec.logprobs
+        if wanted.output is not None and token_ids:
+            delta.logprobs = output_rows(part.logprobs or (), token_ids, wanted.output)
+        if part.index not in self._started:
+            self._started.add(part.index)
+            delta.prompt_tokens = len(output.prompt_token_ids or self._spec.prompt)
+            delta.cached_tokens = output.num_cached_tokens
+            counts.answered(output.num_cached_tokens)
+            if wanted.prompt is not None and output.prompt_logprobs:
+                delta.prompt_logprobs = prompt_rows(
+                    output.prompt_logprobs, output.prompt_token_ids, wanted.prompt
+                )
+        if part.finish_reason is not None:
+            delta.finish = self._finish(output, part)
+        return delta
+
+    def _finish(self, output: Any, part: Any) -> Finish:
+        matched = part.stop_reason
+        if isinstance(matched, int) and matched not in self._stops:
+            matched = None  # The model's own end; the gateway would show it to its client.
+        accepted, drafted = _speculation(part)
+        return Finish(
+            _REASONS.get(part.finish_reason, part.finish_reason),
+            matched,
+            accepted,
+            drafted,
+            handed_over(output.kv_transfer_params),
+        )
+
+
+def handed_over(params: object) -> KvTransfer | None:
+    """The connector's parameters for the decode side; left out with a warning when no JSON."""
+    if not params:
+        return None
+    try:
+        return KvTransfer(params_json=json.dumps(params, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        log.warning("the engine's KV-transfer parameters were not sent on: %s", error)
+        return None
+
+
+def _speculation(part: Any) -> tuple[int | None, int | None]:
+    """Draft tokens accepted and proposed; vLLM counts them from 0.32, when told to."""
+    # Absent on older versions, where nothing is known: no probe for every request's end.
+    metrics = getattr(part, "spec_decode_metrics", None)
+    if metrics is None:
+        return None, None
+    return sum(j * count for j, count in enumerate(metrics.histogram)), metrics.num_draft_tokens

@@ -1,0 +1,91 @@
+"""The engine's own statistics, heard where vLLM records them.
+
+vLLM calls every stat logger after each step of each rank, so a listener among them needs none of
+the private state of the others, works at any log level, and knows the engine's pulse also while
+it prefills a long prompt. With `--disable-log-stats` there is none to be heard.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RankStats:
+    """What one rank last said."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    """Share of KV blocks in use, 0 to 1."""
+
+
+class StatsListener:
+    """A stat logger of vLLM's interface (`AggregateStatLoggerBase`), by duck type."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, RankStats] = {}
+        """By the engine's index, which is the global rank."""
+        self.last_step: float | None = None
+        """`monotonic` seconds."""
+        self._manager: Any = None
+
+    def attach(self, async_llm: Any) -> bool:
+        """Be among its loggers; cheap, and right again after elastic scaling made new ones."""
+        manager = getattr(async_llm, "logger_manager", None)
+        if manager is None:
+            return False
+        if manager is not self._manager:
+            loggers = getattr(manager, "stat_loggers", None)
+            if not isinstance(loggers, list):
+                log.warning("vLLM's stat loggers are not where they were; loads are our own count")
+                return False
+            loggers.append(self)
+            self._manager = manager
+            self.ranks.clear()
+        return True
+
+    @property
+    def attached(self) -> bool:
+        return self._manager is not None
+
+    # vLLM's interface.
+
+    def record(
+        self,
+        scheduler_stats: Any = None,
+        iteration_stats: Any = None,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+        **_later: Any,
+    ) -> None:
+        """Once per step and rank, on the event loop."""
+        self.last_step = monotonic()
+        if scheduler_stats is None:
+            return
+        rank = self.ranks.get(engine_idx)
+        if rank is None:
+            rank = self.ranks[engine_idx] = RankStats()
+        rank.running = scheduler_stats.num_running_reqs
+        # Requests that wait for a grammar or for remote KV stand in a queue of their own.
+        rank.waiting = scheduler_stats.num_waiting_reqs + getattr(
+            scheduler_stats, "num_skipped_waiting_reqs", 0
+        )
+        rank.kv_usage = scheduler_stats.kv_cache_usage
+
+    def log(self) -> None:
+        """Nothing is printed."""
+
+    def log_engine_initialized(self) -> None:
+        """Nothing is printed."""
+
+    def record_sleep_state(self, *_args: Any, **_more: Any) -> None:
+        """Not ours."""
+
+    def record_admission_rejection(self, *_args: Any, **_more: Any) -> None:
+        """Not ours."""
