@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
 
+from smg_grpc_servicer.conformance.relay import Relay, relay
 from smg_grpc_servicer.core import failpoints
 from smg_grpc_servicer.core.errors import Unavailable
 from smg_grpc_servicer.testing.dialects import DIALECTS
@@ -21,18 +23,18 @@ NOTHING = {"in_flight": 0, "pending": 0, "open_choices": 0}
 CHUNK_POINTS = ("before_write", "after_write")
 UNFINISHED_AT_ENGINE = ("after_submit", *CHUNK_POINTS)
 
-Leave = Callable[[Served, "grpc.aio.UnaryStreamCall"], Awaitable[None]]  # type: ignore[type-arg]
+Leave = Callable[[Served, Any, Relay], None]
 
 
-async def client_cancel(server: Served, call: grpc.aio.UnaryStreamCall) -> None:  # type: ignore[type-arg]
+def client_cancel(server: Served, call: Any, between: Relay) -> None:
     call.cancel()
 
 
-async def connection_cut(server: Served, call: grpc.aio.UnaryStreamCall) -> None:  # type: ignore[type-arg]
-    await server.channel.close()
+def connection_cut(server: Served, call: Any, between: Relay) -> None:
+    between.cut()
 
 
-async def abort_rpc(server: Served, call: grpc.aio.UnaryStreamCall) -> None:  # type: ignore[type-arg]
+def abort_rpc(server: Served, call: Any, between: Relay) -> None:
     server.servicer.abort(["swept"])
 
 
@@ -58,15 +60,18 @@ async def test_leaving_at_a_point_tells_the_engine_once(
         reached.set()
         await hold.wait()
 
-    async with served(DIALECT, engine) as server:
+    async with (
+        served(DIALECT, engine) as server,
+        relay(server.address) as between,
+        grpc.aio.insecure_channel(between.address) as channel,
+    ):
         with failpoints.arm(point, stay):
-            request = DIALECT.generate(
-                "swept", [5], stream=stream, max_tokens=4000 if unfinished else 4
-            )
-            call = server.stub.Generate(request)
+            tokens = 4000 if unfinished else 4
+            request = DIALECT.generate("swept", [5], stream=stream, max_tokens=tokens)
+            call = DIALECT.stub(channel).Generate(request)
             reading = asyncio.ensure_future(History(stream=stream).record(call))
             await asyncio.wait_for(reached.wait(), 5)
-            await leave(server, call)
+            leave(server, call, between)
             if leave is abort_rpc:
                 hold.set()
             await until(lambda: server.servicer.table.in_flight == 0)

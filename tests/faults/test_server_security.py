@@ -225,6 +225,25 @@ async def test_a_call_needs_a_token(tokens: Path, caplog: pytest.LogCaptureFixtu
     assert "second-token" not in caplog.text
 
 
+async def test_tokens_of_a_launcher_count_beside_those_of_the_file(
+    tokens: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Q1: `--api-key` of vLLM; the tokens are in no text."""
+    caplog.set_level(logging.DEBUG)
+    for file, known in ((None, ("given", "more")), (tokens, ("given", "more", "first-token"))):
+        options = ServerOptions(auth_token_file=file, auth_tokens=("given", "more"))
+        async with (
+            up(options) as address,
+            grpc.aio.insecure_channel(str(address), options=LOCAL) as channel,
+        ):
+            for token in known:
+                assert await echo(channel, token=token) == b"x"
+            for bad in (None, "", "give", "given-and-more"):
+                assert await refusal(echo(channel, token=bad)) is UNAUTHENTICATED
+        assert "given" not in repr(options)
+    assert "given" not in caplog.text
+
+
 async def test_tokens_rotate(tokens: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A changed file counts at the next call; one that became empty changes nothing."""
     async with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import grpc
@@ -126,10 +127,36 @@ async def test_a_text_prompt_reaches_the_engine_as_ids(engine: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("keep", "left"), [(2, [6, 7]), (3, [5, 6, 7]), (9, [5, 6, 7]), (-1, [5, 6, 7])]
+)
+@pytest.mark.parametrize("text", [False, True])
+async def test_a_prompt_is_cut_from_the_left(keep: int, left: list[int], text: bool) -> None:
+    """Weak point 9: token ids are truncated as a text is."""
+    fake = FakeEngine()
+    async with served(DIALECTS["vllm"], fake) as server:
+        request = DIALECTS["vllm"].generate("r", [5, 6, 7], max_tokens=2)
+        if text:
+            request.text = "".join(chr(token - 3) for token in (5, 6, 7))
+        request.sampling_params.truncate_prompt_tokens = keep
+        history = await History(stream=True).record(server.stub.Generate(request))
+        assert check(history) == []
+        assert fake.submitted[0].prompt == left
+
+
+@pytest.mark.parametrize(("keep", "words"), [(0, "must not be empty"), (-2, "at least|between")])
+async def test_a_truncation_that_leaves_nothing_is_refused(keep: int, words: str) -> None:
+    async with served(DIALECTS["vllm"], FakeEngine()) as server:
+        request = DIALECTS["vllm"].generate("r", [5, 6, 7])
+        request.sampling_params.truncate_prompt_tokens = keep
+        history = await History(stream=True).record(server.stub.Generate(request))
+        assert history.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert re.search(words, history.details)
+
+
+@pytest.mark.parametrize(
     ("engine", "fields", "words"),
     [
         ("vllm", {"media_refs": {"items": [{"url": "data:,"}]}}, "multimodal input"),
-        ("vllm", {"sampling_params": {"truncate_prompt_tokens": 0}}, "prompt truncation"),
         ("sglang", {"return_hidden_states": True}, "hidden states"),
         ("sglang", {"custom_logit_processor": "x"}, "custom logit processors"),
         ("tokenspeed", {"sampling_params": {"custom_params": {"k": 1}}}, "custom parameters"),

@@ -86,6 +86,8 @@ class Served(Protocol):
     engine: Engine
     table: RequestTable
 
+    async def close(self) -> None: ...
+
 
 class EngineLife:
     """The steps of a `core.server.Life`. `serve` makes the servicer of an engine."""
@@ -127,7 +129,7 @@ class EngineLife:
         if self._stats is not None:
             self._stats.cancel()
         if self._served is not None:
-            await self._served.engine.close()
+            await self._served.close()
         if self._async_llm is not None:
             await asyncio.wrap_future(on_thread(self._async_llm.shutdown, "vllm-shutdown"))
         elif self._loading is not None and not _failed(self._loading):

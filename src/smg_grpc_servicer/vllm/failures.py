@@ -8,6 +8,7 @@ anywhere else it is a bug, and the caller must not be blamed for it.
 
 from __future__ import annotations
 
+import re
 from types import TracebackType
 
 from smg_grpc_servicer.core.errors import (
@@ -22,6 +23,7 @@ from smg_grpc_servicer.core.errors import (
     Unavailable,
 )
 from smg_grpc_servicer.core.status import innermost
+from smg_grpc_servicer.core.types import GenerateSpec
 
 DEAD = "the engine is gone"
 
@@ -38,8 +40,20 @@ _VALIDATION = (
 """Modules whose ValueErrors are about the request."""
 
 _PROMPT_FIELD = "tokenized.input_ids"
-_FIELDS = {"input_tokens": _PROMPT_FIELD, "input_text": "text", "prompt": _PROMPT_FIELD}
+_FIELDS = {
+    "input_tokens": _PROMPT_FIELD,
+    "input_text": "text",
+    "prompt": _PROMPT_FIELD,
+    "extra_args": "kv_transfer_params_json",
+}
 """A validation error's `parameter`, where it is not a sampling parameter."""
+
+_NAMELESS = "request"
+_NAMED_FIRST = re.compile(
+    r"(n|temperature|top_p|top_k|min_p|(?:presence|frequency|repetition)_penalty|(?:min|max)_tokens"
+    r"|seed|stop|stop_token_ids|(?:prompt_)?logprobs|logit_bias) "
+)
+"""Sampling parameters that vLLM's messages begin with when they name none otherwise."""
 
 
 def translate(error: Exception) -> Exception:
@@ -65,10 +79,21 @@ def translate(error: Exception) -> Exception:
     return error
 
 
+def located(error: Exception, spec: GenerateSpec) -> Exception:
+    """The same, with the field named that vLLM did not name: what else could be wrong."""
+    constraint = spec.sampling.constraint
+    if isinstance(error, InvalidArgument) and error.field == _NAMELESS and constraint is not None:
+        return InvalidArgument(f"sampling_params.{constraint.kind}", error.reason)
+    return error
+
+
 def _invalid(error: Exception) -> InvalidArgument:
     parameter = getattr(error, "parameter", None)
     if not isinstance(parameter, str) or not parameter:
-        return InvalidArgument("request", _words(error))
+        words = _words(error)
+        begins = _NAMED_FIRST.match(words)
+        field = f"sampling_params.{begins[1]}" if begins else _NAMELESS
+        return InvalidArgument(field, words)
     field = _FIELDS.get(parameter, f"sampling_params.{parameter}")
     return InvalidArgument(field, str(error.args[0]) if error.args else _words(error))
 
@@ -77,7 +102,7 @@ def _by_http(status: object, words: str) -> Exception:
     """What the front end of vLLM answers over HTTP, over gRPC."""
     number = int(status) if isinstance(status, int) else 500
     if number in (400, 422):
-        return InvalidArgument("request", words)
+        return InvalidArgument(_NAMELESS, words)
     kinds = {
         404: NotFound,
         408: DeadlineExceeded,

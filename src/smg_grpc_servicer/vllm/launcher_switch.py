@@ -40,7 +40,10 @@ def install() -> None:
     for module in _loaded():
         stock = vars(module).get(_NAME)
         if isinstance(stock, FunctionType) and stock not in _ours:
-            setattr(module, _NAME, _over(stock))
+            # Past the property below; this is also where the launcher's `main` looks.
+            vars(module)[_NAME] = _over(stock)
+            if isinstance(module, _Launcher):
+                module.__class__ = ModuleType
 
 
 def install_in_new() -> None:
@@ -76,7 +79,6 @@ class _Launcher(ModuleType):
         # A property of the class wins over the module's dictionary.
         if _NAME not in vars(self):
             raise AttributeError(f"module {self.__name__!r} has no attribute {_NAME!r}")
-        self.__class__ = ModuleType  # type: ignore[assignment] # what it was before
         install()
         serve: Serve = vars(self)[_NAME]
         return serve

@@ -23,8 +23,16 @@ HIT_RATE_REQUESTS = 64
 class RankCounts:
     """One rank's requests as this process forwarded them."""
 
-    __slots__ = ("_hits", "_marks", "cached", "generated", "in_flight", "prompted", "silent",
-                 "silent_tokens")
+    __slots__ = (
+        "_hits",
+        "_marks",
+        "cached",
+        "generated",
+        "in_flight",
+        "prompted",
+        "silent",
+        "silent_tokens",
+    )
 
     def __init__(self, now: float) -> None:
         self.in_flight = 0
@@ -146,8 +154,9 @@ class LoadTable:
     def loads(self, stats: dict[int, RankStats]) -> list[Load]:
         """One row per rank; `stats` has the ranks whose engine reports."""
         now = self._clock()
-        return [self._load(rank, counts, stats.get(rank), now)
-                for rank, counts in self.counts.items()]
+        return [
+            self._load(rank, counts, stats.get(rank), now) for rank, counts in self.counts.items()
+        ]
 
     def _load(self, rank: int, counts: RankCounts, stats: RankStats | None, now: float) -> Load:
         running, waiting = self._split(counts) if stats is None else (stats.running, stats.waiting)

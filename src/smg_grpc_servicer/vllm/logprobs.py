@@ -22,15 +22,10 @@ def output_rows(logprobs: Any, token_ids: Sequence[int], count: int) -> LogprobR
     """Rows in step with `token_ids`; `count` as the request put it (-1 = all)."""
     rows = LogprobRows()
     values, top_ids, top_values = rows.values, rows.top_ids, rows.top_values
-    flat = hasattr(logprobs, "start_indices")
+    read = _flat if hasattr(logprobs, "start_indices") else _any
     have = len(logprobs)
     for at, token in enumerate(token_ids):
-        if at >= have:
-            value, ids, row = FLOOR, [], []
-        elif flat:
-            value, ids, row = _flat(logprobs, at, token, count)
-        else:
-            value, ids, row = _entry(logprobs[at], token, count)
+        value, ids, row = read(logprobs, at, token, count) if at < have else (FLOOR, [], [])
         values.append(value)
         top_ids.append(ids)
         top_values.append(row)
@@ -43,6 +38,7 @@ def prompt_rows(logprobs: Any, token_ids: Sequence[int], count: int) -> PromptLo
     top_ids: list[list[int]] = []
     top_values: list[list[float]] = []
     flat = hasattr(logprobs, "start_indices")
+    read = _flat if flat else _any
     have = len(logprobs)
     for at, token in enumerate(token_ids):
         if at >= have or not _present(logprobs, at, flat):
@@ -50,10 +46,10 @@ def prompt_rows(logprobs: Any, token_ids: Sequence[int], count: int) -> PromptLo
             top_ids.append([])
             top_values.append([])
             continue
-        made = (_flat if flat else _any)(logprobs, at, token, count)
-        values.append(made[0])
-        top_ids.append(made[1])
-        top_values.append(made[2])
+        value, ids, row = read(logprobs, at, token, count)
+        values.append(value)
+        top_ids.append(ids)
+        top_values.append(row)
     return PromptLogprobs(list(token_ids), values, top_ids, top_values)
 
 
@@ -119,4 +115,5 @@ def _row(values: list[float]) -> list[float]:
 
 
 def _sane(value: float) -> float:
-    return value if value > FLOOR else FLOOR
+    # In this order a NaN gives the floor too.
+    return max(FLOOR, value)

@@ -29,7 +29,7 @@ _REASONS = {"stop": "stop", "length": "length", "abort": "abort", "repetition": 
 class Relay:
     """One request's way from vLLM to its mailbox."""
 
-    __slots__ = ("_counts", "_mailbox", "_on_end", "_spec", "_started", "_stops", "closed")
+    __slots__ = ("_mailbox", "_on_end", "_spec", "_started", "_stops", "closed", "counts")
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Relay:
     ) -> None:
         self._spec = spec
         self._mailbox = mailbox
-        self._counts = counts
+        self.counts = counts
         self._on_end = on_end
         self._started: set[int] = set()
         self._stops = frozenset(spec.sampling.stop_token_ids)
@@ -72,7 +72,7 @@ class Relay:
 
     def _end(self) -> None:
         self.closed = True
-        self._counts.left()
+        self.counts.left()
         self._on_end()
 
     def _convert(self, output: Any) -> None:
@@ -87,7 +87,7 @@ class Relay:
     def _delta(self, output: Any, part: Any) -> Delta:
         token_ids = list(part.token_ids)
         delta = Delta(part.index, token_ids)
-        counts = self._counts
+        counts = self.counts
         counts.generated(len(token_ids))
         wanted = self._spec.logprobs
         if wanted.output is not None and token_ids:

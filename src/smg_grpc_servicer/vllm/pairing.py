@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from smg_grpc_servicer.core.types import PairingFacts
@@ -16,6 +17,9 @@ from smg_grpc_servicer.vllm.facts import dtype
 from smg_grpc_servicer.vllm.probe import probe, text
 
 PAIRING_PROTOCOL = "SMG_PAIRING_PROTOCOL"
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is named, nothing is written
 
 _ENCODER_DTYPES = ("float32", "float16", "bfloat16")
 _PEER = ("Mooncake", "Nixl", "MoRIIO")
@@ -73,9 +77,8 @@ def constraint_start(vllm_config: Any) -> tuple[str | None, str | None]:
 def shm_namespace() -> str | None:
     """`<boot id>:<device>` of /dev/shm: who has the same can hand tensors over in it."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        return f"{boot}:{os.stat('/dev/shm').st_dev}" if boot else None
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+        return f"{boot}:{_SHARED_MEMORY.stat().st_dev}" if boot else None
     except OSError:
         return None
 
@@ -85,9 +88,10 @@ def _is_multi(name: str | None) -> bool:
 
 
 def _one_child(extra: object) -> Child | None:
-    children = extra.get("connectors") if isinstance(extra, Mapping) else None
-    if not isinstance(children, Sequence) or not all(map(_well_formed, children)):
+    listed = extra.get("connectors") if isinstance(extra, Mapping) else None
+    if not isinstance(listed, Sequence) or not all(map(_well_formed, listed)):
         return None
+    children: list[Child] = list(listed)
     peers = [c for c in children if _starts(c, _PEER) and not _starts(c, _STORE)]
     stores = [c for c in children if _starts(c, _STORE)]
     if len(peers) == 1:

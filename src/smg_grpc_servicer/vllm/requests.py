@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smg_grpc_servicer.core.errors import InvalidArgument
-from smg_grpc_servicer.core.types import Constraint, GenerateSpec, KvTransfer
+from smg_grpc_servicer.core.types import Constraint, GenerateSpec, KvTransfer, Sampling
 from smg_grpc_servicer.vllm.facts import sampling_defaults
 from smg_grpc_servicer.vllm.probe import probe
 
@@ -30,6 +30,8 @@ _CONSTRAINTS: Mapping[str, str] = {
 """`Constraint.kind` to the field of `StructuredOutputsParams`."""
 
 _MAX_BIAS = 100.0
+_COLDEST = 0.01
+"""vLLM raises a lower temperature to this one; greedy is nearer to what was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,47 +113,16 @@ class RequestBuilder:
         if self._params is None:
             self._import()
         assert self._params is not None
-        sampling, limits = spec.sampling, self.limits
-        default = limits.defaults.get
         # Only what differs from vLLM's default is named: each one costs on every request.
         given: dict[str, Any] = {
-            "temperature": _or(sampling.temperature, default("temperature"), 1.0),
-            "max_tokens": _or(sampling.max_tokens, default("max_tokens"), None),
-            "detokenize": bool(sampling.stop),
+            "detokenize": bool(spec.sampling.stop),
             "output_kind": self._kinds.DELTA if spec.stream else self._kinds.FINAL_ONLY,
             "skip_clone": True,  # Nobody else has it, so vLLM need not copy it deeply.
         }
-        top_p = _or(sampling.top_p, default("top_p"), None)
-        if top_p is not None:
-            given["top_p"] = top_p
-        penalty = _or(sampling.repetition_penalty, default("repetition_penalty"), None)
-        if penalty is not None:
-            given["repetition_penalty"] = penalty
-        for name in ("top_k", "min_p", "frequency_penalty", "presence_penalty", "min_tokens"):
-            value = getattr(sampling, name)
-            if value is not None:
-                given[name] = value
-        if sampling.seed is not None:
-            given["seed"] = sampling.seed
-        if sampling.n > 1:
-            given["n"] = sampling.n
-        if sampling.stop:
-            given["stop"] = list(sampling.stop)
-            given["include_stop_str_in_output"] = sampling.include_stop
-            given["skip_special_tokens"] = sampling.skip_special_tokens
-            given["spaces_between_special_tokens"] = sampling.spaces_between_special_tokens
-        if sampling.stop_token_ids:
-            given["stop_token_ids"] = list(sampling.stop_token_ids)
-        if sampling.ignore_eos:
-            given["ignore_eos"] = True
-        if sampling.logit_bias:
-            # As vLLM's own front end: the proto says -100 to 100.
-            given["logit_bias"] = {
-                token: min(max(bias, -_MAX_BIAS), _MAX_BIAS)
-                for token, bias in sampling.logit_bias.items()
-            }
-        if sampling.constraint is not None:
-            given["structured_outputs"] = self._constraint(sampling.constraint)
+        self._fill_choice(given, spec.sampling)
+        _fill_end(given, spec.sampling)
+        if spec.sampling.constraint is not None:
+            given["structured_outputs"] = self._constraint(spec.sampling.constraint)
         logprobs = spec.logprobs
         if logprobs.output is not None or logprobs.prompt is not None:
             given["logprobs"], given["prompt_logprobs"] = logprobs.output, logprobs.prompt
@@ -161,6 +132,33 @@ class RequestBuilder:
         if kv is not None:
             given["extra_args"] = {"kv_transfer_params": kv}
         return self._params(**given)
+
+    def _fill_choice(self, given: dict[str, Any], sampling: Sampling) -> None:
+        """How a token is chosen; the model's defaults where nothing was sent."""
+        default = self.limits.defaults.get
+        temperature = _or(sampling.temperature, default("temperature"), 1.0)
+        if temperature < _COLDEST and sampling.n == 1:
+            temperature = 0.0
+        given["temperature"] = temperature
+        top_p = _or(sampling.top_p, default("top_p"), None)
+        if top_p is not None:
+            given["top_p"] = top_p
+        penalty = _or(sampling.repetition_penalty, default("repetition_penalty"), None)
+        if penalty is not None:
+            given["repetition_penalty"] = penalty
+        given["max_tokens"] = _or(sampling.max_tokens, default("max_tokens"), None)
+        for name in ("top_k", "min_p", "frequency_penalty", "presence_penalty", "seed"):
+            value = getattr(sampling, name)
+            if value is not None:
+                given[name] = value
+        if sampling.n > 1:
+            given["n"] = sampling.n
+        if sampling.logit_bias:
+            # As vLLM's own front end: the proto says -100 to 100.
+            given["logit_bias"] = {
+                token: min(max(bias, -_MAX_BIAS), _MAX_BIAS)
+                for token, bias in sampling.logit_bias.items()
+            }
 
     def prompt(self, spec: GenerateSpec) -> dict[str, Any]:
         """Rendered, so that vLLM adds it at once; raw where its rendering has work to do.
@@ -209,6 +207,21 @@ class RequestBuilder:
         self._structured = StructuredOutputsParams
         self._kinds = RequestOutputKind
         self._flat = "flat_logprobs" in inspect.signature(SamplingParams).parameters
+
+
+def _fill_end(given: dict[str, Any], sampling: Sampling) -> None:
+    """When a choice ends."""
+    if sampling.min_tokens is not None:
+        given["min_tokens"] = sampling.min_tokens
+    if sampling.ignore_eos:
+        given["ignore_eos"] = True
+    if sampling.stop_token_ids:
+        given["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.stop:
+        given["stop"] = list(sampling.stop)
+        given["include_stop_str_in_output"] = sampling.include_stop
+        given["skip_special_tokens"] = sampling.skip_special_tokens
+        given["spaces_between_special_tokens"] = sampling.spaces_between_special_tokens
 
 
 def tokens_prompt(ids: Sequence[int], *, rendered: bool) -> dict[str, Any]:

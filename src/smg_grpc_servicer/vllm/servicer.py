@@ -1,14 +1,158 @@
-"""The shared RPC bodies over the vLLM proto."""
+"""`VllmEngineServicer(async_llm, start_time)`: what vLLM's gRPC launchers build.
+
+Importing this module imports no vLLM. `VllmServicerBase` serves the same proto from any engine.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from time import monotonic
+from typing import Any
+
+import grpc
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
+from smg_grpc_servicer.core.errors import AlreadyExists
+from smg_grpc_servicer.core.health import State, StatusBoard
+from smg_grpc_servicer.core.metrics import Metrics
+from smg_grpc_servicer.core.options import EXIT_ON_DEATH, MAX_CHUNK_TOKENS
+from smg_grpc_servicer.core.requests import RequestTable, Ticket
 from smg_grpc_servicer.core.servicer import CoreServicer
+from smg_grpc_servicer.core.settings import Settings
+from smg_grpc_servicer.core.tracing import Spans
+from smg_grpc_servicer.core.wire import Message
+from smg_grpc_servicer.vllm import boards, handover
+from smg_grpc_servicer.vllm.adapter import VllmEngine
+from smg_grpc_servicer.vllm.stats import StatsListener
+from smg_grpc_servicer.vllm.watch import EngineWatch, exit_later
 from smg_grpc_servicer.vllm.wire import VllmWire
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VllmServicerBase(CoreServicer, vllm_engine_pb2_grpc.VllmEngineServicer):
     """Serves `vllm.grpc.engine.VllmEngine` from any `Engine`."""
 
     wire = VllmWire()
+
+
+class EngineProgress:
+    """What the stall rule looks at: vLLM's steps count as output.
+
+    A long prefill and an answer that is sent whole show nothing in the table for minutes while the
+    engine works. Without engine statistics such work cannot be told from a hang and never counts
+    as one.
+    """
+
+    def __init__(self, table: RequestTable, stats: StatsListener) -> None:
+        self._table = table
+        self._stats = stats
+
+    @property
+    def in_flight(self) -> int:
+        return self._table.in_flight
+
+    @property
+    def busy_since(self) -> float | None:
+        return self._table.busy_since
+
+    @property
+    def last_output(self) -> float | None:
+        if not self._stats.attached:
+            return monotonic()
+        moments = (self._table.last_output, self._stats.last_step)
+        return max((moment for moment in moments if moment is not None), default=None)
+
+
+class VllmEngineServicer(VllmServicerBase):
+    """Built on a running loop, over an `AsyncLLM` that is ready to serve.
+
+    Without a `board` nobody of ours runs the server: it is SERVING at once, and when the engine
+    dies the process ends with code 1 after `SMG_SERVICER_EXIT_ON_ENGINE_DEATH_SECONDS` (default
+    10; 0 = stay up, not alive). With one, its owner decides both.
+
+    :param start_time: seconds since the epoch.
+    :param mm_settings: accepted for launchers that pass it; media is not served yet.
+    """
+
+    engine: VllmEngine
+
+    def __init__(
+        self,
+        async_llm: Any,
+        start_time: float,
+        mm_settings: object | None = None,
+        *,
+        board: StatusBoard | None = None,
+        metrics: Metrics | None = None,
+        spans: Spans | None = None,
+        max_chunk_tokens: int | None = None,
+    ) -> None:
+        values = Settings(EXIT_ON_DEATH, MAX_CHUNK_TOKENS).resolve()
+        owned = board is not None
+        if board is not None:
+            boards.share(async_llm, board)
+        engine = VllmEngine(async_llm)
+        super().__init__(
+            engine,
+            boards.of(async_llm),
+            metrics=metrics,
+            spans=spans,
+            max_chunk_tokens=max_chunk_tokens or values.get_value(MAX_CHUNK_TOKENS),
+        )
+        self.board.progress = EngineProgress(self.table, engine.stats)
+        self.started_at = start_time
+        self._exit_seconds = 0.0 if owned else values.get_value(EXIT_ON_DEATH)
+        self._exit: asyncio.TimerHandle | None = None
+        self._watch = EngineWatch(async_llm, self._lost)
+        self._watch.start()
+        if not owned:
+            self.board.serving()
+
+    def _lost(self, reason: str) -> None:
+        if self.board.state.order >= State.DRAINING.order and not self.table.in_flight:
+            log.info("the engine ended while the server stops")
+            return
+        self.engine.died(reason)
+        self._exit = exit_later(self._exit_seconds)
+
+    async def Generate(self, request: Message, context: Context) -> None:
+        decode = handover.Handover.of(request)
+        if decode is None:
+            await super().Generate(request, context)
+            return
+        try:
+            with handover.opened(decode):
+                await super().Generate(request, context)
+        finally:
+            if not decode.taken:
+                self.engine.rejected(decode)
+
+    def _admit(self, request_id: str, choices: int, *, stream: bool) -> Ticket:
+        try:
+            return super()._admit(request_id, choices, stream=stream)
+        except AlreadyExists:
+            # The one in flight has the blocks.
+            handover.taken()
+            raise
+
+    async def HealthCheck(self, request: Message, context: Context) -> Message:
+        self._watch.check()
+        return await super().HealthCheck(request, context)
+
+    async def GetServerInfo(self, request: Message, context: Context) -> Message:
+        await self.engine.look_at_pause()
+        return await super().GetServerInfo(request, context)
+
+    async def close(self) -> None:
+        """Stop watching and drop what is open; for those who take a servicer out of service."""
+        self._watch.close()
+        if self._exit is not None:
+            self._exit.cancel()
+        await self.engine.close()
+
+    def statistics(self) -> dict[str, int]:
+        return {**super().statistics(), **self.engine.statistics(), **self._watch.statistics()}

@@ -199,3 +199,16 @@ def test_any_text_is_a_value_or_a_config_error(text: str) -> None:
     except ConfigError:
         return
     assert len(values) == len(GROUP)
+
+
+def test_flags_can_stand_apart_in_somebody_elses_namespace() -> None:
+    """Under a prefix, and absent where they are not given."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--their-port", dest="port", default=1)
+    GROUP.add_to(parser, prefix="our_", default=argparse.SUPPRESS)
+    assert vars(parser.parse_args([])) == {"port": 1}
+    assert vars(parser.parse_args(["--port", "2", "--no-on"])) == {
+        "port": 1,
+        "our_port": "2",
+        "our_on": False,
+    }

@@ -1,7 +1,7 @@
 """mlx-lm's per-layer caches, handled as lists: merge rows, join, keep, extract, roll back.
 
 One row uses the plain classes (no mask, integer offsets: measurably faster), several rows their
-batch forms. Only public cache methods are used, so it works on mlx-lm 0.31.2 to 0.32.x.
+batch forms. Only public cache methods are used, so it works on mlx-lm 0.31.3 to 0.32.x.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from smg_grpc_servicer.core.errors import ConfigError
 
 Caches = list[Any]
 
-KNOWN_VERSIONS = "mlx-lm 0.31.2 to 0.32.x"
+KNOWN_VERSIONS = "mlx-lm 0.31.3 to 0.32.x"
 _PLAIN_METHODS = ("size", "is_trimmable", "merge")
 _BATCH_METHODS = ("extend", "filter", "extract", "prepare", "finalize", "size")
 

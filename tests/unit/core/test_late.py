@@ -1,0 +1,95 @@
+"""A servicer that comes after its server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
+
+from smg_grpc_servicer.core.health import StatusBoard
+from smg_grpc_servicer.core.late import LateServicer
+from smg_grpc_servicer.core.server import GrpcServer, ServerOptions
+from smg_grpc_servicer.testing import FakeEngine
+from smg_grpc_servicer.testing.dialects import DIALECTS
+from smg_grpc_servicer.testing.servicers import servicer_for
+
+SERVICE = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
+
+
+@pytest.fixture
+def board() -> StatusBoard:
+    return StatusBoard()
+
+
+@pytest.fixture
+def late(board: StatusBoard) -> LateServicer:
+    return LateServicer(SERVICE.methods_by_name, board)
+
+
+@pytest.fixture
+async def channel(board: StatusBoard, late: LateServicer) -> AsyncIterator[grpc.aio.Channel]:
+    server = GrpcServer(ServerOptions(), board)
+    server.add(lambda s: vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(late, s))
+    address = await server.bind()
+    try:
+        async with grpc.aio.insecure_channel(str(address)) as channel:
+            yield channel
+    finally:
+        await server.stop(0)
+
+
+async def generate(channel: grpc.aio.Channel) -> list[vllm_engine_pb2.GenerateResponse]:
+    request = vllm_engine_pb2.GenerateRequest(
+        request_id="one",
+        tokenized=vllm_engine_pb2.TokenizedInput(input_ids=[5, 6, 7]),
+        sampling_params=vllm_engine_pb2.SamplingParams(max_tokens=3),
+    )
+    stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+    return [answer async for answer in stub.Generate(request, timeout=10)]
+
+
+async def test_before_it_is_there_every_rpc_ends_unavailable_with_the_reason(
+    channel: grpc.aio.Channel, board: StatusBoard
+) -> None:
+    stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+    for name, method in SERVICE.methods_by_name.items():
+        request = getattr(vllm_engine_pb2, method.input_type.name, None)
+        if request is None:  # a message of the common proto
+            continue
+        call = getattr(stub, name)(request(), timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError, match="not ready: loading") as refused:
+            if method.server_streaming:
+                _ = [answer async for answer in call]
+            else:
+                await call
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, name
+    board.dead("out of memory")
+    with pytest.raises(grpc.aio.AioRpcError, match="engine dead: out of memory"):
+        await generate(channel)
+
+
+async def test_once_it_is_there_it_answers_streams_and_single_calls(
+    channel: grpc.aio.Channel, board: StatusBoard, late: LateServicer
+) -> None:
+    engine = FakeEngine()
+    late.fill(servicer_for(DIALECTS["vllm"], engine, board))
+    await engine.start()
+    board.serving()
+    try:
+        answers = await generate(channel)
+        assert len(answers[-1].complete.output_ids) == 3
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        info = await stub.GetModelInfo(vllm_engine_pb2.GetModelInfoRequest(), timeout=5)
+        assert info.vocab_size
+    finally:
+        await engine.close()
+
+
+def test_it_is_filled_once_and_only_with_all_the_rpcs(late: LateServicer) -> None:
+    with pytest.raises(AttributeError):
+        late.fill(object())
+    late.fill(LateServicer(SERVICE.methods_by_name, StatusBoard()))
+    with pytest.raises(RuntimeError, match="already"):
+        late.fill(LateServicer(SERVICE.methods_by_name, StatusBoard()))

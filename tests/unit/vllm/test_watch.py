@@ -1,0 +1,71 @@
+"""An engine's death is noticed within a second, once, and a stop on purpose is none."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from smg_grpc_servicer.vllm import watch
+from smg_grpc_servicer.vllm.watch import EngineWatch, exit_later
+from tests.support.wait import until
+
+
+async def started(llm: Any) -> tuple[EngineWatch, list[str]]:
+    deaths: list[str] = []
+    watching = EngineWatch(llm, deaths.append)
+    watching.start()
+    return watching, deaths
+
+
+async def test_the_end_of_vllms_output_loop_is_heard_at_once() -> None:
+    """O2: the engine core's death ends that loop."""
+    over = asyncio.Event()
+    task = asyncio.ensure_future(over.wait())
+    watching, deaths = await started(SimpleNamespace(errored=False, output_handler=task))
+    over.set()
+    await until(lambda: deaths != [], seconds=0.2)
+    assert len(deaths) == 1
+    assert watching.statistics() == {"timers": 0}
+
+
+async def test_a_loop_that_starts_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An AsyncLLM built on no loop makes its output loop with the first request."""
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.005)
+    llm = SimpleNamespace(errored=False, output_handler=None)
+    watching, deaths = await started(llm)
+    llm.errored = True
+    await until(lambda: deaths != [])
+    assert len(deaths) == 1
+    assert watching.check()
+    assert len(deaths) == 1
+
+
+async def test_a_loop_that_is_cancelled_was_stopped_on_purpose() -> None:
+    llm = SimpleNamespace(errored=False, output_handler=None)
+    llm.output_handler = asyncio.ensure_future(asyncio.Event().wait())
+    watching, deaths = await started(llm)
+    llm.output_handler.cancel()
+    llm.errored = True
+    await until(lambda: watching.statistics() == {"timers": 0})
+    assert deaths == []
+
+
+async def test_it_ends_when_told() -> None:
+    llm = SimpleNamespace(errored=False, output_handler=asyncio.ensure_future(asyncio.sleep(0)))
+    watching, deaths = await started(llm)
+    watching.close()
+    llm.errored = True
+    await llm.output_handler
+    await asyncio.sleep(0)
+    assert watching.check()
+    assert deaths == []
+
+
+async def test_no_seconds_leave_the_process_up() -> None:
+    assert exit_later(0.0) is None
+    timer = exit_later(1000.0)
+    assert timer is not None
+    timer.cancel()
