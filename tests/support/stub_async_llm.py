@@ -109,7 +109,7 @@ class StubAsyncLLM:
 
     async def check_health(self) -> None:
         if self.errored:
-            raise EngineDeadError()
+            raise EngineDeadError
 
     def get_tokenizer(self) -> Any:
         return SimpleNamespace(
@@ -131,7 +131,7 @@ class StubAsyncLLM:
         reasoning_ended: bool | None = None,
     ) -> RequestOutputCollector:
         if self.errored:
-            raise EngineDeadError()
+            raise EngineDeadError
         if self.faults.refuse is not None:
             raise self.faults.refuse
         self.calls.append(
@@ -189,7 +189,7 @@ class StubAsyncLLM:
         except EngineDeadError:
             raise
         except Exception as error:
-            raise EngineGenerateError() from error
+            raise EngineGenerateError from error
 
     async def abort(self, request_id: str | Sequence[str], internal: bool = False) -> None:
         for one in [request_id] if isinstance(request_id, str) else request_id:
@@ -338,11 +338,9 @@ class StubAsyncLLM:
             if self.faults.logprob is not None:
                 own = self.faults.logprob
             first = [] if self.faults.drop_sampled else [(token, own, 500)]
-            entries = first + [(i, v, r + 1) for r, (i, v) in enumerate(zip(best, values))]
+            entries = first + list(zip(best, values, range(1, size + 1), strict=True))
             if params.flat_logprobs:
-                columns = zip(*entries) if entries else ([], [], [])
-                row_ids, row_values, ranks = columns
-                rows.append_fast(row_ids, row_values, ranks, [None] * len(entries))
+                rows.append_fast(*([e[i] for e in entries] for i in range(3)), [None] * len(entries))
             else:
                 rows.append({i: Logprob(v, r) for i, v, r in entries})
         return rows

@@ -91,7 +91,7 @@ def _download(release: str, folder: Path) -> Path:
         check=False,
     )  # fmt: skip
     wheels = list(folder.glob("*.whl"))
-    assert done.returncode == 0 and wheels, (
+    assert wheels, (
         f"the package index did not give {requirement}, whose launcher this test runs:\n"
         f"{done.stderr[-2000:]}"
     )

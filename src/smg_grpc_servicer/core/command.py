@@ -6,6 +6,8 @@ Exit codes are those of `core.process`; a setting that cannot work is told befor
 from __future__ import annotations
 
 import argparse
+import logging
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
@@ -13,7 +15,7 @@ from smg_grpc_servicer import __version__
 from smg_grpc_servicer.core import logs, metrics_server
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.options import EVENT_LOOP, LOG_FORMAT, LOG_LEVEL, ServerOptions
-from smg_grpc_servicer.core.process import print_config_error, run
+from smg_grpc_servicer.core.process import leave, print_config_error, run
 from smg_grpc_servicer.core.settings import Settings, Values
 
 Serve = Callable[[Values, ServerOptions], Coroutine[Any, Any, int]]
@@ -44,4 +46,12 @@ def command(
         print_config_error(error)
         raise SystemExit(2) from None
     event_loop = values.get_value(EVENT_LOOP)
-    raise SystemExit(run(lambda: serve(values, options), event_loop=event_loop))
+    # Past a closing interpreter: engines' native threads let go of Python objects when they end, and
+    # one that does so while the interpreter is finalised aborts the process (mlx 0.32 does).
+    leave(run(lambda: serve(values, options), event_loop=event_loop), _flush)
+
+
+def _flush() -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()

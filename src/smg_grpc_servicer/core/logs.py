@@ -20,14 +20,25 @@ PACKAGE = "smg_grpc_servicer"
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
-def configure(level: str = "info", style: str = "text", stream: TextIO | None = None) -> None:
-    """Set up the package's logger; a second call replaces the first one's handler."""
+def configure(
+    level: str = "info",
+    style: str = "text",
+    stream: TextIO | None = None,
+    formatter: logging.Formatter | None = None,
+) -> None:
+    """Set up the package's logger; a second call replaces the first one's handler.
+
+    An engine's `formatter` in place of a style gives lines of one form for both.
+    """
     logger = logging.getLogger(PACKAGE)
-    for handler in list(logger.handlers):
-        if isinstance(handler, _Handler):
-            logger.removeHandler(handler)
+    for old in list(logger.handlers):
+        if isinstance(old, _Handler):
+            logger.removeHandler(old)
     handler = _Handler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    if formatter is not None:
+        handler.setFormatter(BorrowedFormatter(formatter))
+    else:
+        handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logger.addHandler(handler)
     logger.setLevel(level.upper())
     # Engines put handlers on the root logger; each line would appear twice.
@@ -54,6 +65,17 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return redact_text(super().format(record))
+
+
+class BorrowedFormatter(logging.Formatter):
+    """Somebody else's lines, credentials masked."""
+
+    def __init__(self, lender: logging.Formatter) -> None:
+        super().__init__()
+        self._lender = lender
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact_text(self._lender.format(record))
 
 
 class JsonFormatter(logging.Formatter):

@@ -83,7 +83,13 @@ class MlxEngine(Engine):
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self._load)
+        # A thread that is gone long before the process ends: mlx leaves a Python object behind on
+        # the thread that builds a model, and letting go of it in a closing interpreter aborts.
+        loading = ThreadPoolExecutor(1, thread_name_prefix="mlx-load")
+        try:
+            await self._loop.run_in_executor(loading, self._load)
+        finally:
+            loading.shutdown(wait=False)
 
     def _load(self) -> None:
         """On a thread: mlx, the model, the generation thread."""

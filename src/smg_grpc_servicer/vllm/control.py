@@ -28,7 +28,7 @@ async def flush_cache(async_llm: Any, ranks: tuple[int, ...], timeout: float | N
     """
     deadline = monotonic() + (FLUSH_SECONDS if timeout is None else timeout)
     while True:
-        busy = await _attempt(async_llm, ranks, max(deadline - monotonic(), 0.0))
+        busy = await _attempt(async_llm, ranks, max(deadline - monotonic(), RETRY_SECONDS))
         if not busy:
             return "the prefix cache is empty"
         words = f"the prefix cache of {_named(busy)} is in use by running requests"

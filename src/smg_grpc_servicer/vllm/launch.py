@@ -19,7 +19,7 @@ from typing import Any
 
 from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
-from smg_grpc_servicer.core import logs, tracing
+from smg_grpc_servicer.core import tracing
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.late import LateServicer
@@ -27,7 +27,9 @@ from smg_grpc_servicer.core.metrics import Metrics, RecordedMetrics
 from smg_grpc_servicer.core.options import LOG_FORMAT, LOG_LEVEL, MAX_CHUNK_TOKENS, STALL
 from smg_grpc_servicer.core.process import print_config_error
 from smg_grpc_servicer.core.server import GrpcServer, Life
+from smg_grpc_servicer.core.settings import Values
 from smg_grpc_servicer.core.tracing import Spans
+from smg_grpc_servicer.vllm import log_lines
 from smg_grpc_servicer.vllm.engine_life import EngineLife, Launcher, LauncherChanged
 from smg_grpc_servicer.vllm.options import Plan, as_written, plan
 from smg_grpc_servicer.vllm.wire import VllmWire
@@ -49,7 +51,7 @@ async def serve_grpc(args: argparse.Namespace, stock: FunctionType) -> None:
     """
     try:
         asked = plan(args)
-        logs.configure(asked.values.get_value(LOG_LEVEL), asked.values.get_value(LOG_FORMAT))
+        _log(asked.values)
         serve = implementation(asked, stock)
         code = await serve(args)
     except ConfigError as error:
@@ -113,6 +115,12 @@ async def serve(args: argparse.Namespace, asked: Plan, launcher: Launcher) -> in
         return await server.serve(life, owns_process=True)
     finally:
         await asyncio.to_thread(spans.close)
+
+
+def _log(values: Values) -> None:
+    style = values.get_value(LOG_FORMAT)
+    chosen = values.sources[LOG_FORMAT.name] != "default"
+    log_lines.configure(values.get_value(LOG_LEVEL), style if chosen else None)
 
 
 def model_name(args: argparse.Namespace) -> str:

@@ -43,7 +43,7 @@ def install() -> None:
             # Past the property below; this is also where the launcher's `main` looks.
             vars(module)[_NAME] = _over(stock)
             if isinstance(module, _Launcher):
-                module.__class__ = ModuleType
+                module.__class__ = ModuleType  # type: ignore[assignment] # what it was
 
 
 def install_in_new() -> None:

@@ -109,7 +109,7 @@ def _ranked(
 
 def _row(values: list[float]) -> list[float]:
     # Best first: when both ends are numbers in range all are. A NaN sorts first.
-    if not values or (values[0] <= 0.1 and values[-1] >= FLOOR):
+    if not values or (FLOOR <= values[0] <= 0.1 and values[-1] >= FLOOR):
         return values
     return [_sane(value) for value in values]
 

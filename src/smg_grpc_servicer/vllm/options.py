@@ -32,6 +32,9 @@ from smg_grpc_servicer.core.settings import Setting, Settings, Values
 PREFIX = "smg_"
 """In front of our names in vLLM's namespace, where for example `log_level` is vLLM's own."""
 
+VLLM_EXIT_SECONDS = 20.0
+"""vLLM gives its engine 5 s to end, on ROCm 15, and its own process takes 3 more."""
+
 SERVICER_IMPL = Setting(
     "servicer_impl",
     parsers.one_of("python"),
@@ -96,7 +99,8 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> 
         server = ServerOptions.from_values(values)
     except ConfigError as error:
         raise as_written(error, args) from None
-    return Plan(values, replace(server, auth_tokens=_keys(given, env)))
+    server = replace(server, auth_tokens=_keys(given, env), exit_guard_seconds=VLLM_EXIT_SECONDS)
+    return Plan(values, server)
 
 
 def as_written(error: ConfigError, args: argparse.Namespace) -> ConfigError:

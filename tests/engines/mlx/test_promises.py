@@ -1,7 +1,7 @@
 """Which test holds which promise of the served engine, and that the test is there.
 
 Each row is a fault that a servicer of this kind has had, stated the other way round. P numbers
-are faults of running servers, D numbers weak points in their design.
+are faults of running servers, D numbers weak points in their design, U numbers faults at their end.
 """
 
 from __future__ import annotations
@@ -105,6 +105,11 @@ ROWS: dict[str, tuple[str, ...]] = {
     "D23 importing the wing imports no mlx": ("unit/test_package.py::",),
     "D24 a setting that cannot work is named in one line, exit code 2": (
         "engines/mlx/test_process.py::test_a_setting_that_cannot_work_exits_2",
+    ),
+    "U1 no stop, whenever it comes, is a crash": (
+        "engines/mlx/test_process.py::test_a_stop_after_serving_is_never_a_crash",
+        "engines/mlx/test_process.py::test_sigterm_while_loading_ends_it",
+        "engines/mlx/test_engine_death.py::test_the_thread_that_loaded_the_model_is_gone",
     ),
     "D25 what it runs on, weights included, is said in one line at the start": (
         "engines/mlx/test_service.py::test_model_facts",

@@ -27,7 +27,8 @@ FORMS = {
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The `vllm` of a release, with our entry point beside it as an installer would put it."""
     made: dict[str, Path] = {}
-    declared = re.search(r'^smg-servicer = "(\S+)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    project = (ROOT / "pyproject.toml").read_text()
+    declared = re.search(r'^smg-servicer = "(\S+)"', project, re.MULTILINE)
     assert declared is not None
 
     def make(release: str) -> Path:

@@ -84,7 +84,7 @@ async def test_a_profile_needs_a_profiler_and_takes_no_options() -> None:
     with pytest.raises(FailedPrecondition, match="--profiler-config"):
         await control.stop_profile(llm)
     llm.vllm_config.profiler_config.profiler = "torch"
-    with pytest.raises(InvalidArgument, match="^output_dir, num_steps: "):
+    with pytest.raises(InvalidArgument, match=r"^output_dir, num_steps: "):
         await control.start_profile(llm, ProfileSpec(output_dir="/x", num_steps=3))
     assert await control.start_profile(llm, ProfileSpec())
     assert await control.stop_profile(llm)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import threading
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from smg_grpc_servicer.core.engine import Engine
 from smg_grpc_servicer.core.errors import Unavailable
 from smg_grpc_servicer.core.requests import RequestTable
 from smg_grpc_servicer.testing import FakeEngine
@@ -39,7 +41,7 @@ class FakeLlm:
 
 class FakeServicer:
     def __init__(self) -> None:
-        self.engine = FakeEngine()
+        self.engine: Engine = FakeEngine()
         self.table = RequestTable()
         self.closed = False
 
@@ -123,11 +125,14 @@ async def test_a_load_nobody_waits_for_is_given_up_and_an_engine_that_still_come
     monkeypatch.setattr(engine_life, "ABANDON_SECONDS", 5.0 if late else 0.05)
     load = Load()
     ended: list[str] = []
-    child = SimpleNamespace(
-        terminate=lambda: (ended.append("terminate"), late and load.go.set()),
-        kill=lambda: ended.append("kill"),
-    )
-    monkeypatch.setattr(engine_life.multiprocessing, "active_children", lambda: [child])
+
+    def terminate() -> None:
+        ended.append("terminate")
+        if late:
+            load.go.set()
+
+    child = SimpleNamespace(terminate=terminate, kill=lambda: ended.append("kill"))
+    monkeypatch.setattr(multiprocessing, "active_children", lambda: [child])
     life = load.life()
     starting = asyncio.create_task(life.start())
     await asyncio.sleep(0)

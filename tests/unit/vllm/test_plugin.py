@@ -30,7 +30,7 @@ def parsers() -> type[argparse.ArgumentParser]:
     """A class of its own for each test, hooked."""
 
     class FlexibleArgumentParser(argparse.ArgumentParser):
-        def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def,override] # noqa: ANN001, ANN202
+        def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
             return super().parse_known_args(args, namespace)
 
     plugin.hook(FlexibleArgumentParser)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from smg_grpc_servicer.vllm import watch
 from smg_grpc_servicer.vllm.watch import EngineWatch, exit_later
 from tests.support.wait import until
+
+if TYPE_CHECKING:
+    import pytest
 
 
 async def started(llm: Any) -> tuple[EngineWatch, list[str]]:

@@ -19,13 +19,14 @@ from smg_grpc_servicer.mlx.runtime.job import Job, Row, make_row
 
 
 class Inbox:
-    def __init__(self, max_queued: int) -> None:
+    def __init__(self, places: int, max_queued: int) -> None:
+        """`places` rows generate at once, `max_queued` more may wait for one."""
         self._condition = threading.Condition()
+        self.places = places
         self._max_queued = max_queued
         self._live: dict[str, Row] = {}
         self._fresh: list[Row] = []
         self._cancelled: list[Row] = []
-        self._queued = 0
         self._arrivals = 0
         self._stopping = False
         self._closed: Unavailable | None = None
@@ -41,14 +42,14 @@ class Inbox:
                 raise self._closed
             if job.uid in self._live:
                 raise AlreadyExists(f"request {job.uid} is in flight")
-            if self._queued >= self._max_queued:
+            # A cancelled job's place is free at once, though it lives until its last event.
+            if len(self._live) - len(self._cancelled) >= self.places + self._max_queued:
                 raise Exhausted(
-                    f"{self._queued} requests are waiting, the most allowed"
+                    f"{self._max_queued} requests are waiting, the most allowed"
                     " (--max-queued-requests); try again later"
                 )
             row = make_row(job, self._arrivals)
             self._arrivals += 1
-            self._queued += 1
             self._live[job.uid] = row
             self._fresh.append(row)
             self._condition.notify()
@@ -83,18 +84,13 @@ class Inbox:
             for uid in uids:
                 self._live.pop(uid, None)
 
-    def set_queued(self, lanes: int) -> None:
-        """Told each turn: prompts that were taken and have not begun."""
-        with self._condition:
-            self._queued = lanes + len(self._fresh)
-
     def close(self, error: Unavailable) -> list[Row]:
         """Refuse jobs with `error` from now on; the jobs that still wait for their last event."""
         with self._condition:
             self._closed = error
             left = list(self._live.values())
             self._live.clear()
-            self._fresh, self._cancelled, self._queued = [], [], 0
+            self._fresh, self._cancelled = [], []
             return left
 
     @property
@@ -111,6 +107,6 @@ class Inbox:
         with self._condition:
             return {
                 "in_flight": len(self._live),
-                "queued": self._queued,
+                "queued": max(0, len(self._live) - self.places),
                 "cancelling": len(self._cancelled),
             }

@@ -48,7 +48,7 @@ class GenerationLoop:
             budget=Budget(prefill_budget, idle_prefill_budget, prefill_batch_size),
             prompt_cache_bytes=prompt_cache_bytes,
         )
-        self._inbox = Inbox(max_queued)
+        self._inbox = Inbox(completion_batch_size, max_queued)
         self._thread = threading.Thread(target=self._run, name="mlx-generation", daemon=True)
         self._ready = threading.Event()
         self._created = time.monotonic()

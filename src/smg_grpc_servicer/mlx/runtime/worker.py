@@ -2,8 +2,8 @@
 
 A step that cannot be built is rolled back and costs only the rows that make it fail; when no
 such row can be told apart, or the step was lost while it ran, the rows in it end with INTERNAL
-and the batch starts afresh; three such steps in a row end the thread. Times are monotonic
-seconds.
+and the batch starts afresh; three such steps in a row end the thread, and so do three failed rows
+without a success between them if a plain prompt then fails too. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from smg_grpc_servicer.mlx.runtime.inbox import Inbox
 from smg_grpc_servicer.mlx.runtime.job import Event, Row
 from smg_grpc_servicer.mlx.runtime.prefill import Budget, Prefill
 from smg_grpc_servicer.mlx.runtime.prefix_cache import PrefixCache
-from smg_grpc_servicer.mlx.runtime.steps import Step, StepFailed, fail
+from smg_grpc_servicer.mlx.runtime.steps import Step, StepFailed, describe, fail
 
 logger = logging.getLogger(__name__)
 
@@ -55,15 +55,18 @@ class Worker:
         self._inbox = inbox
         self._deliver = deliver
         batchable = kv.can_batch(model)
-        self._places = limits.places if batchable else 1
+        self._places = inbox.places = limits.places if batchable else 1
         if not batchable:
             logger.warning("this model's caches cannot be merged: requests run one at a time")
+        self._model = model
         kv.prove(model)
         reusable = batchable and all(c.is_trimmable() for c in kv.make(model))
         self.prefix = PrefixCache(limits.prompt_cache_bytes if reusable else 0)
         self._batch = DecodeBatch(model, self.prefix)
         self._prefill = Prefill(model, lambda: kv.make(model), self.prefix, limits.budget)
         self._failures = 0
+        self._failed_rows = 0
+        """Rows that failed alone since a step last succeeded."""
         self._unexplained = False
         self._pending: Step | None = None
         self._events: list[Event] = []
@@ -102,7 +105,6 @@ class Worker:
         self._hand_over()
         self._fill()
         self._hand_over()
-        self._inbox.set_queued(len(self._prefill))
         return True
 
     def undelivered(self) -> list[Event]:
@@ -142,7 +144,7 @@ class Worker:
             self._lose(failure, step.rows)
             return
         self._events += events
-        self._failures, self._unexplained = 0, False
+        self._failures, self._failed_rows, self._unexplained = 0, 0, False
         self.last_progress = time.monotonic()
         self.counters["generated_tokens"] += len(events)
         self.counters["steps"] += 1
@@ -165,6 +167,7 @@ class Worker:
         self._unexplained = not culprits
         for row, error in culprits:
             self._events.append(fail(row, error))
+        self._suspect(len(culprits))
 
     def _lose(self, failure: StepFailed, also: tuple[Row, ...]) -> None:
         """Fail all rows of the batch, and of a step that was lost, and begin afresh."""
@@ -201,6 +204,18 @@ class Worker:
             self._events.append(fail(row, fault if lost is None else lost.cause))
             if lost is not None:
                 self._count_failure(lost)
+        self._suspect(len(result.failed))
+
+    def _suspect(self, failed: int) -> None:
+        """Rows failed alone and nothing has worked since: is it the rows, or the model?"""
+        self._failed_rows += failed
+        if not failed or self._failed_rows < FAILED_STEPS_LIMIT:
+            return
+        try:
+            kv.prove(self._model)
+        except Exception as error:
+            raise Died(f"every request fails, and so does a plain one: {describe(error)}") from error
+        self._failed_rows = 0
 
     def _cancel(self, row: Row) -> None:
         if row.done:

@@ -290,3 +290,48 @@ def test_a_model_that_does_not_run_is_said_at_the_start() -> None:
     assert deaths == ["the model does not run: ValueError: no such kernel"]
     with pytest.raises(Unavailable):
         loop.submit(Job("a", [5], 5, GREEDY))
+
+
+class Broken:
+    """A model that works until it is told not to."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.broken = False
+
+    def __call__(self, tokens: Any, cache: Any) -> Any:
+        if self.broken:
+            raise RuntimeError("the device is gone")
+        return self.model(tokens, cache=cache)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def test_a_model_that_fails_for_everybody_ends_the_engine(tiny: Any) -> None:
+    """Each request alone looks like a bad row; three in a row make the runtime ask a plain one."""
+    model, deaths = Broken(tiny.model), []
+    sink = Sink()
+    loop = GenerationLoop(model, deliver=sink, on_death=deaths.append)
+    loop.start()
+    assert loop.wait_ready(30)
+    model.broken = True
+    for uid in "abc":
+        loop.submit(Job(uid, [5, 6, 7], 4, GREEDY))
+        sink.ended(uid)
+        assert isinstance(sink.last[uid].error, (Internal, EngineDead))
+    assert loop.stop(30)
+    assert len(deaths) == 1
+    assert "the device is gone" in deaths[0]
+
+
+def test_bad_requests_in_a_row_do_not_end_the_engine(tiny: Any) -> None:
+    model = Poisoned(tiny.model)
+    with running(model) as (loop, sink):
+        for i in range(5):
+            loop.submit(Job(f"bad-{i}", [5, POISON, 6, 7], 4, STEADY))
+            sink.ended(f"bad-{i}")
+            assert isinstance(sink.last[f"bad-{i}"].error, Internal)
+        loop.submit(Job("good", [5, 6, 7], 4, STEADY))
+        sink.ended("good")
+        assert len(sink.ids["good"]) == 4
