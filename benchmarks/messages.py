@@ -167,7 +167,7 @@ def main() -> None:
 
 def report(streams: int, kind: str, results: dict[str, list[Result]]) -> None:
     def median(of: str, value: str) -> float:
-        return statistics.median(getattr(result, value) for result in results[of])
+        return float(statistics.median(getattr(result, value) for result in results[of]))
 
     # Rounds stand beside each other, so a ratio is taken round by round.
     of_bare = statistics.median(

@@ -73,5 +73,3 @@ def probe(address: str) -> list[float]:
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         assert info(DIALECT.pb.GetServerInfoRequest()).active_requests == STREAMS
         return times
-
-

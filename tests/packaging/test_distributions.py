@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import configparser
 import email
+import importlib
 import subprocess
 import sys
 import tarfile
@@ -93,6 +95,16 @@ def test_the_metadata_names_version_python_and_licence(wheel: Path) -> None:
     assert metadata["Version"] == version
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_the_wheel_tells_vllm_of_our_plugin(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/entry_points.txt")]
+    declared = configparser.ConfigParser()
+    declared.read_string(archive.read(name).decode())
+    value = declared["vllm.general_plugins"]["smg-servicer"]
+    module, _, attribute = value.partition(":")
+    assert callable(getattr(importlib.import_module(module), attribute))
 
 
 def test_the_sdist_holds_what_building_and_testing_needs(dist: Path) -> None:

@@ -340,7 +340,9 @@ class StubAsyncLLM:
             first = [] if self.faults.drop_sampled else [(token, own, 500)]
             entries = first + list(zip(best, values, range(1, size + 1), strict=True))
             if params.flat_logprobs:
-                rows.append_fast(*([e[i] for e in entries] for i in range(3)), [None] * len(entries))
+                rows.append_fast(
+                    *([e[i] for e in entries] for i in range(3)), [None] * len(entries)
+                )
             else:
                 rows.append({i: Logprob(v, r) for i, v, r in entries})
         return rows

@@ -87,7 +87,7 @@ class PlainAsyncLLM(StubAsyncLLM):
             raise AttributeError(name)
         return super().__getattribute__(name)
 
-    async def generate(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+    async def generate(self, *args: Any, **options: Any) -> Any:
         class Inner:
             add_request = StubAsyncLLM.add_request.__get__(self)
             abort = self.abort

@@ -46,8 +46,8 @@ def command(
         print_config_error(error)
         raise SystemExit(2) from None
     event_loop = values.get_value(EVENT_LOOP)
-    # Past a closing interpreter: engines' native threads let go of Python objects when they end, and
-    # one that does so while the interpreter is finalised aborts the process (mlx 0.32 does).
+    # Past a closing interpreter: a native thread that lets go of a Python object while the
+    # interpreter is finalised aborts the process (mlx 0.32 has such threads).
     leave(run(lambda: serve(values, options), event_loop=event_loop), _flush)
 
 

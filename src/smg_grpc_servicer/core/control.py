@@ -156,6 +156,8 @@ class ControlBodies:
     def _require_features(self, needs: frozenset[Feature]) -> None:
         """One missing feature at a time, in the order the vocabulary lists them."""
         missing = needs - self.engine.features
+        if not missing:
+            return
         for feature in Feature:
             if feature in missing:
                 raise self.engine.unsupported(feature)

@@ -205,7 +205,7 @@ class StatusBoard:
         self.refresh()
 
 
-class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # untyped base
+class HealthServicer(health_pb2_grpc.HealthServicer):
     """`grpc.health.v1.Health` over a board: `""` is liveness, `names` are readiness."""
 
     def __init__(self, board: StatusBoard, names: Sequence[str] = ()) -> None:

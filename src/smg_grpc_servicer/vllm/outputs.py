@@ -43,7 +43,7 @@ class Relay:
         self.counts = counts
         self._on_end = on_end
         self._started: set[int] = set()
-        self._stops = frozenset(spec.sampling.stop_token_ids)
+        self._stops = frozenset((*spec.sampling.stop_token_ids, *spec.sampling.stop))
         self.closed = False
 
     def put(self, output: Any) -> None:
@@ -106,9 +106,8 @@ class Relay:
         return delta
 
     def _finish(self, output: Any, part: Any) -> Finish:
-        matched = part.stop_reason
-        if isinstance(matched, int) and matched not in self._stops:
-            matched = None  # The model's own end; the gateway would show it to its client.
+        # The model's own end and vLLM's own words are not the client's, who would be shown them.
+        matched = part.stop_reason if part.stop_reason in self._stops else None
         accepted, drafted = _speculation(part)
         return Finish(
             _REASONS.get(part.finish_reason, part.finish_reason),

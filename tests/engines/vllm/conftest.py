@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.child import ROOT, Child
-from tests.support.vllm_wheels import RELEASES, tree
+from tests.support.vllm_wheels import tree
 
 Start = Callable[..., AbstractContextManager[Child]]
 
@@ -43,11 +43,6 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[release]
 
     return make
-
-
-@pytest.fixture(params=RELEASES)
-def release(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from smg_grpc_servicer.core.types import Finish
 from smg_grpc_servicer.mlx.runtime import caches as kv
 from smg_grpc_servicer.mlx.runtime.decode import DecodeBatch
 from smg_grpc_servicer.mlx.runtime.inbox import Inbox
-from smg_grpc_servicer.mlx.runtime.job import Event, Row
+from smg_grpc_servicer.mlx.runtime.job import Event, Row, describe
 from smg_grpc_servicer.mlx.runtime.prefill import Budget, Prefill
 from smg_grpc_servicer.mlx.runtime.prefix_cache import PrefixCache
-from smg_grpc_servicer.mlx.runtime.steps import Step, StepFailed, describe, fail
+from smg_grpc_servicer.mlx.runtime.steps import Step, StepFailed, fail
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ class Worker:
         try:
             kv.prove(self._model)
         except Exception as error:
-            raise Died(f"every request fails, and so does a plain one: {describe(error)}") from error
+            raise Died(f"every request fails, a plain one too: {describe(error)}") from error
         self._failed_rows = 0
 
     def _cancel(self, row: Row) -> None:

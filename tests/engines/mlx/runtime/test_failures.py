@@ -310,7 +310,8 @@ class Broken:
 
 def test_a_model_that_fails_for_everybody_ends_the_engine(tiny: Any) -> None:
     """Each request alone looks like a bad row; three in a row make the runtime ask a plain one."""
-    model, deaths = Broken(tiny.model), []
+    model = Broken(tiny.model)
+    deaths: list[str] = []
     sink = Sink()
     loop = GenerationLoop(model, deliver=sink, on_death=deaths.append)
     loop.start()

@@ -21,7 +21,7 @@ from tests.support.vllm_served import PlainAsyncLLM, ServedVllm, served_vllm
 from tests.support.wait import until
 
 CODE = grpc.StatusCode
-LONG = {"max_tokens": 100_000, "prompt": [5, 6]}
+LONG: dict[str, Any] = {"max_tokens": 100_000, "prompt": [5, 6]}
 DECODE = {"kv_transfer_params_json": '{"do_remote_prefill": true, "x": [1, null]}'}
 EITHER = pytest.mark.parametrize("kind", [StubAsyncLLM, PlainAsyncLLM])
 
@@ -33,7 +33,7 @@ def slow() -> Any:
 async def begun(server: ServedVllm, request_id: str = "r", **options: Any) -> Any:
     """A call that has had its first message."""
     call = server.stub.Generate(server.request(request_id, **{**LONG, **options}))
-    await call.read()
+    await anext(call.__aiter__())
     return call
 
 
@@ -84,7 +84,7 @@ async def test_an_id_in_flight_is_refused_and_left_alone() -> None:
         second = await server.generate()
         assert second.code is CODE.ALREADY_EXISTS
         assert server.llm.aborts == []
-        assert len((await call.read()).chunk.token_ids) > 0
+        assert len((await anext(call.__aiter__())).chunk.token_ids) > 0
         call.cancel()
 
 
@@ -138,7 +138,7 @@ async def test_the_launchers_stop_is_a_drain_and_no_death(caplog: pytest.LogCapt
         assert await server.serving(), "it is alive: no restart is asked for"
         refused = await server.generate("late")
         assert refused.code is CODE.UNAVAILABLE
-        assert len((await call.read()).chunk.token_ids) > 0
+        assert len((await anext(call.__aiter__())).chunk.token_ids) > 0
         call.cancel()
         await server.idle()
         server.llm.shutdown()
@@ -225,11 +225,9 @@ async def test_a_decode_without_a_connector_is_refused() -> None:
 async def test_a_refused_decode_is_told_to_the_connector_once(
     options: dict[str, Any], code: grpc.StatusCode
 ) -> None:
-    """K3: the prefill's blocks stay pinned until their timeout otherwise; weak point 13: the rank."""
+    """K3: the prefill's blocks stay pinned otherwise; weak point 13: it goes to the right rank."""
     async with served_vllm(connected()) as server:
-        history = await server.generate(
-            "r", request={**DECODE, "data_parallel_rank": 5}, **options
-        )
+        history = await server.generate("r", request={**DECODE, "data_parallel_rank": 5}, **options)
         assert history.code is code
         await until(lambda: server.llm.notices != [])
         await server.idle()
