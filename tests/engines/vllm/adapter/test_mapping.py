@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from vllm.exceptions import QueueOverflowError, VLLMNotFoundError, VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -23,35 +24,40 @@ async def params(server: ServedVllm, **options: Any) -> Any:
     return server.llm.calls[-1].params
 
 
-@pytest.mark.parametrize(
-    ("sent", "got"),
-    [
-        ({"temperature": 0.5}, {"temperature": 0.5}),
-        ({"temperature": 0.0}, {"temperature": 0.0}),
-        ({"temperature": 0.001}, {"temperature": 0.0}),
-        ({"temperature": 1.0, "top_p": 0.5}, {"top_p": 0.5}),
-        ({"temperature": 1.0, "top_k": 4}, {"top_k": 4}),
-        ({"temperature": 1.0, "min_p": 0.25}, {"min_p": 0.25}),
-        ({"frequency_penalty": 0.5}, {"frequency_penalty": 0.5}),
-        ({"presence_penalty": -0.5}, {"presence_penalty": -0.5}),
-        ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
-        ({"max_tokens": 7}, {"max_tokens": 7}),
-        ({"min_tokens": 1}, {"min_tokens": 1}),
-        ({"stop": ["a", "b"]}, {"stop": ["a", "b"], "detokenize": True}),
-        ({"stop": ["a"], "include_stop_str_in_output": True}, {"include_stop_str_in_output": True}),
-        ({"stop": ["a"], "skip_special_tokens": True}, {"skip_special_tokens": True}),
-        ({"stop_token_ids": [4]}, {"stop_token_ids": [4], "detokenize": False}),
-        ({"ignore_eos": True}, {"ignore_eos": True}),
-        ({"temperature": 1.0, "n": 2}, {"n": 2}),
-        ({"seed": 7}, {"seed": 7}),
-        ({"seed": 0}, {"seed": 0}),
-        ({"logit_bias": {4: 500.0, 5: -1.5}}, {"logit_bias": {4: 100.0, 5: -1.5}}),
-        ({"logprobs": 3}, {"logprobs": 3, "prompt_logprobs": None, "flat_logprobs": True}),
-        ({"prompt_logprobs": 0}, {"prompt_logprobs": 0, "logprobs": None}),
-        ({"stream": True}, {"output_kind": RequestOutputKind.DELTA}),
-        ({"stream": False}, {"output_kind": RequestOutputKind.FINAL_ONLY}),
-    ],
-)
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"temperature": 0.5}, {"temperature": 0.5}),
+    ({"temperature": 0.0}, {"temperature": 0.0}),
+    ({"temperature": 0.001}, {"temperature": 0.0}),
+    ({"temperature": 1.0, "top_p": 0.5}, {"top_p": 0.5}),
+    ({"temperature": 1.0, "top_k": 4}, {"top_k": 4}),
+    ({"temperature": 1.0, "min_p": 0.25}, {"min_p": 0.25}),
+    ({"frequency_penalty": 0.5}, {"frequency_penalty": 0.5}),
+    ({"presence_penalty": -0.5}, {"presence_penalty": -0.5}),
+    ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
+    ({"max_tokens": 7}, {"max_tokens": 7}),
+    ({"min_tokens": 1}, {"min_tokens": 1}),
+    ({"stop": ["a", "b"]}, {"stop": ["a", "b"], "detokenize": True}),
+    ({"stop": ["a"], "include_stop_str_in_output": True}, {"include_stop_str_in_output": True}),
+    ({"stop": ["a"], "skip_special_tokens": True}, {"skip_special_tokens": True}),
+    (
+        {"stop": ["a"], "spaces_between_special_tokens": True},
+        {"spaces_between_special_tokens": True},
+    ),
+    ({"stop_token_ids": [4]}, {"stop_token_ids": [4], "detokenize": False}),
+    ({"ignore_eos": True}, {"ignore_eos": True}),
+    ({"temperature": 1.0, "n": 2}, {"n": 2}),
+    ({"seed": 7}, {"seed": 7}),
+    ({"seed": 0}, {"seed": 0}),
+    ({"logit_bias": {4: 500.0, 5: -1.5}}, {"logit_bias": {4: 100.0, 5: -1.5}}),
+    ({"logprobs": 3}, {"logprobs": 3, "prompt_logprobs": None, "flat_logprobs": True}),
+    ({"prompt_logprobs": 0}, {"prompt_logprobs": 0, "logprobs": None}),
+    ({"stream": True}, {"output_kind": RequestOutputKind.DELTA}),
+    ({"stream": False}, {"output_kind": RequestOutputKind.FINAL_ONLY}),
+]
+"""What a client sends, and what of it vLLM's SamplingParams get."""
+
+
+@pytest.mark.parametrize(("sent", "got"), CASES)
 async def test_each_field_reaches_vllm(sent: dict[str, Any], got: dict[str, Any]) -> None:
     """F9: a seed of 0 is a seed."""
     async with served_vllm(StubAsyncLLM()) as server:
@@ -89,19 +95,19 @@ async def test_the_models_defaults_fill_only_what_is_unset() -> None:
         assert (made.temperature, made.top_p, made.max_tokens) == (1.0, 1.0, 2)
 
 
-@pytest.mark.parametrize(
-    ("sent", "got"),
-    [
-        ({"json_schema": "{}"}, {"json": "{}"}),
-        ({"regex": "a+"}, {"regex": "a+"}),
-        ({"grammar": "root ::= x"}, {"grammar": "root ::= x"}),
-        ({"structural_tag": "{}"}, {"structural_tag": "{}"}),
-        ({"json_object": True}, {"json_object": True}),
-        ({"choice": ["a", "b"]}, {"choice": ["a", "b"]}),
-        ({"json_schema": ""}, None),
-        ({"json_object": False}, None),
-    ],
-)
+CONSTRAINTS: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
+    ({"json_schema": "{}"}, {"json": "{}"}),
+    ({"regex": "a+"}, {"regex": "a+"}),
+    ({"grammar": "root ::= x"}, {"grammar": "root ::= x"}),
+    ({"structural_tag": "{}"}, {"structural_tag": "{}"}),
+    ({"json_object": True}, {"json_object": True}),
+    ({"choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+    ({"json_schema": ""}, None),
+    ({"json_object": False}, None),
+]
+
+
+@pytest.mark.parametrize(("sent", "got"), CONSTRAINTS)
 async def test_a_constraint_reaches_vllm(sent: dict[str, Any], got: dict[str, Any] | None) -> None:
     """Weak point 23: an empty constraint asks for nothing."""
     async with served_vllm(StubAsyncLLM()) as server:
@@ -112,6 +118,13 @@ async def test_a_constraint_reaches_vllm(sent: dict[str, Any], got: dict[str, An
             assert {name: getattr(made, name) for name in got} == got
             assert "type" not in server.llm.calls[-1].prompt, "vLLM renders it off the loop"
             assert server.llm.calls[-1].reasoning_ended is None
+
+
+def test_no_field_of_the_proto_is_forgotten() -> None:
+    """Each one is sent above, or has a test of its own."""
+    sent = {name for case, _ in [*CASES, *CONSTRAINTS] for name in case}
+    elsewhere = {"grammar_from_first_token", "truncate_prompt_tokens"}
+    assert set(pb.SamplingParams.DESCRIPTOR.fields_by_name) - sent == elsewhere
 
 
 async def test_a_constraint_from_the_first_token_ends_the_reasoning() -> None:

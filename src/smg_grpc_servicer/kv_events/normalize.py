@@ -1,0 +1,279 @@
+"""Publisher events to the gateway's `KvCacheEvent`s, and into the record of live blocks.
+
+What an index must not have is dropped and counted by reason: blocks that are not local, not of a
+known tier, not of full attention, not the engine's own, or not whole. The gateway reads tiers and
+namespaces as common.proto says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from smg_grpc_proto.generated import common_pb2
+
+from smg_grpc_servicer.kv_events import wire_bytes as wire
+from smg_grpc_servicer.kv_events.blocks import Blocks, Namespace, Tier, record
+from smg_grpc_servicer.kv_events.decode import (
+    AnyRemoved,
+    AnyStored,
+    Batch,
+    Cleared,
+    ClearedArray,
+    Dropped,
+    Event,
+    Hash,
+    Removed,
+    RemovedArray,
+)
+
+DEVICE, HOST, DISK, EXTERNAL = 1, 2, 3, 4
+"""KvCacheTier; the older `cache_level` is one less and unset on the device."""
+
+TIERS = {
+    **dict.fromkeys(("", "GPU", "DEVICE"), DEVICE),
+    **dict.fromkeys(("CPU", "CPU_PINNED", "CPU_TIER1"), HOST),
+    **dict.fromkeys(("CPU_TIER2", "DISK", "NVME", "STORAGE"), DISK),
+    **dict.fromkeys(("EXTERNAL", "NETWORK", "REMOTE", "SHARED"), EXTERNAL),
+}
+"""By medium in upper case; a medium that is not told is the device's."""
+
+MAIN_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+AGENT = "kvcr"
+"""The owner of blocks that a residency agent manages, not the engine."""
+
+_I32, _U32, _I64 = 2**31 - 1, 2**32 - 1, 2**63 - 1
+_SHARED_MEMO = 1024
+
+
+def fold(value: Hash) -> int:
+    """A hash as the wire has it: its low 64 bits, signed."""
+    if isinstance(value, bytes):
+        return int.from_bytes(value[-8:], "big", signed=True)
+    value &= 0xFFFF_FFFF_FFFF_FFFF
+    return value - (1 << 64) if value > _I64 else value
+
+
+class Normalizer:
+    """One rank's events, in order. Keeps what later events depend on: groups, blocks, counters."""
+
+    def __init__(self, rank: int, blocks: Blocks) -> None:
+        self.rank = rank
+        self.blocks = blocks
+        self.inputs = 0
+        """Events seen; they number those that are forwarded."""
+        self.forwarded = 0
+        self.dropped: Counter[str] = Counter()
+        self.groups: dict[int, bool] = {}
+        """Whether a KV cache group is one of full attention."""
+        self._shared: dict[tuple[Any, ...], bytes] = {}
+
+    def forget(self) -> None:
+        """Another publisher process: nothing it said before holds."""
+        self.groups.clear()
+
+    def batch(self, sequence: int, batch: Batch) -> bytes:
+        """A KvEventBatch's bytes; the record of blocks follows."""
+        events = []
+        for event in batch.events:
+            self.inputs += 1
+            made = self._event(event)
+            if isinstance(made, str):
+                self.dropped[made] += 1
+            else:
+                events.append(made)
+        self.forwarded += len(events)
+        return wire.batch(sequence, batch.timestamp, self.rank, events)
+
+    def _event(self, event: Event) -> bytes | str:
+        """The event's bytes, or why it is not forwarded."""
+        if isinstance(event, (Removed, RemovedArray)):
+            return self._removed(event)
+        if isinstance(event, (Cleared, ClearedArray)):
+            return self._cleared(event)
+        if isinstance(event, Dropped):
+            return event.reason
+        return self._stored(event)
+
+    def _stored(self, event: AnyStored) -> bytes | str:
+        tier = self._tier(event)
+        if isinstance(tier, str):
+            return tier
+        hashes = [fold(value) for value in event.block_hashes]
+        parent = None if event.parent_block_hash is None else fold(event.parent_block_hash)
+        reason = _shape(hashes, parent, event)
+        if reason is not None:
+            return reason
+        table = self.blocks.tier(tier)
+        namespace = self._namespace(event, table, parent)
+        shared = self._shared_fields(event, tier, namespace)
+        level = b"\x28" + wire.varint(tier - 1) if tier != DEVICE else b""
+        if event.lora_id is not None and abs(event.lora_id) <= _I64:
+            level = b"\x20" + wire.signed(event.lora_id) + level
+        size = event.block_size
+        size_field = wire.SIZE + wire.varint(size)
+        keys, tokens = event.extra_keys, event.token_ids
+        fields, previous, start = [], parent, 0
+        for at, block_hash in enumerate(hashes):
+            more = level
+            if keys is not None and at < len(keys):
+                more = level + extra_keys(keys[at])
+            data = wire.block(block_hash, tokens[start : start + size], size_field, more)
+            start += size
+            one = wire.field(wire.BLOCK, data)
+            fields.append(one)
+            table.store(block_hash, record(previous, one + shared), namespace)
+            previous = block_hash
+        if parent is not None:
+            fields.append(wire.parent(parent))
+        fields.append(shared)
+        return wire.event(wire.STORED, b"".join(fields), self.inputs)
+
+    def _removed(self, event: AnyRemoved) -> bytes | str:
+        tier = self._tier(event)
+        if isinstance(tier, str):
+            return tier
+        if not event.block_hashes:
+            return "placeholder"
+        hashes = [fold(value) for value in event.block_hashes]
+        remove = self.blocks.tier(tier).remove
+        for block_hash in hashes:
+            remove(block_hash)
+        key = ("removed", tier, event.medium, event.group_idx, event.ownership)
+        shared = self._shared.get(key)
+        if shared is None:
+            message = common_pb2.KvBlocksRemoved(
+                tier=tier,  # type: ignore[arg-type]
+                medium=event.medium,
+                group_idx=_u32(event.group_idx),
+                locality=common_pb2.KV_CACHE_LOCALITY_LOCAL,
+                ownership=event.ownership,
+                cache_level=tier - 1 if tier != DEVICE else None,
+            )
+            shared = self._remember(key, message.SerializeToString())
+        return wire.event(wire.REMOVED, wire.removed(hashes, shared), self.inputs)
+
+    def _cleared(self, event: Cleared | ClearedArray) -> bytes | str:
+        if _is_agent(event.ownership):
+            return "unsupported_ownership"
+        self.blocks.clear()
+        message = common_pb2.KvCacheCleared(ownership=event.ownership)
+        return wire.event(wire.CLEARED, message.SerializeToString(), self.inputs)
+
+    def _tier(self, event: AnyStored | AnyRemoved) -> int | str:
+        """The tier of the blocks, or why they are nobody's business."""
+        if event.ownership is not None and _is_agent(event.ownership):
+            return "unsupported_ownership"
+        if event.locality is not None and event.locality.upper() != "LOCAL":
+            return "non_local_locality"
+        medium = event.medium
+        tier = DEVICE if medium is None or medium == "GPU" else TIERS.get(medium.upper())
+        if tier is None:
+            return "unknown_medium"
+        if event.group_idx is not None and not self._is_main(event, event.group_idx):
+            return "non_main_attention_group"
+        if event.group_idx is None and not isinstance(event, (Removed, RemovedArray)):
+            kind = event.kv_cache_spec_kind
+            if kind is not None and kind.lower() not in MAIN_KINDS:
+                return "non_main_attention_group"
+        return tier
+
+    def _is_main(self, event: AnyStored | AnyRemoved, group: int) -> bool:
+        if not isinstance(event, (Removed, RemovedArray)):
+            kind = event.kv_cache_spec_kind
+            if kind is not None:
+                self.groups[group] = kind.lower() in MAIN_KINDS
+        return self.groups.get(group, True)
+
+    def _namespace(self, event: AnyStored, table: Tier, parent: int | None) -> Namespace:
+        """LoRA name and salt: the event's own, the first block's extra keys', the parent's."""
+        lora, salt = event.lora_name or None, event.cache_salt or None
+        if salt is None and event.extra_keys:
+            first = event.extra_keys[0]
+            if isinstance(first, (list, tuple)):
+                texts = (key for key in first if isinstance(key, str) and key and key != lora)
+                salt = next(texts, None)
+        if parent is not None and table.namespaces and (lora is None or salt is None):
+            inherited = table.namespace(parent)
+            return lora or inherited[0], salt or inherited[1]
+        return lora, salt
+
+    def _shared_fields(self, event: AnyStored, tier: int, namespace: Namespace) -> bytes:
+        """Everything of a KvBlocksStored but its blocks and parent; mostly the same all day."""
+        key = (
+            tier,
+            namespace,
+            event.medium,
+            event.group_idx,
+            event.kv_cache_spec_kind,
+            event.kv_cache_spec_sliding_window,
+            event.ownership,
+            event.session_id,
+        )
+        found = self._shared.get(key)
+        if found is not None:
+            return found
+        message = common_pb2.KvBlocksStored(
+            tier=tier,  # type: ignore[arg-type]
+            medium=event.medium,
+            group_idx=_u32(event.group_idx),
+            kv_cache_spec_kind=event.kv_cache_spec_kind,
+            kv_cache_spec_sliding_window=_u32(event.kv_cache_spec_sliding_window),
+            locality=common_pb2.KV_CACHE_LOCALITY_LOCAL,
+            ownership=event.ownership,
+            session_id=event.session_id,
+            lora_name=namespace[0],
+            cache_salt=namespace[1],
+        )
+        return self._remember(key, message.SerializeToString())
+
+    def _remember(self, key: tuple[Any, ...], data: bytes) -> bytes:
+        if len(self._shared) >= _SHARED_MEMO:
+            self._shared.clear()
+        self._shared[key] = data
+        return data
+
+
+def _shape(hashes: Sequence[int], parent: int | None, event: AnyStored) -> str | None:
+    """Why the blocks cannot be told apart or do not fit their tokens."""
+    size, tokens = event.block_size, event.token_ids
+    if not hashes or not tokens:
+        return "placeholder"
+    if not 0 < size <= _I32 or len(hashes) * size != len(tokens):
+        return "unaligned_blocks"
+    if parent in hashes or (len(hashes) > 1 and len(set(hashes)) != len(hashes)):
+        return "self_referencing_hashes"
+    return None
+
+
+def extra_keys(keys: Any) -> bytes:
+    """One block's extra keys as fields of a KvBlock; shapes that nobody knows are left out."""
+    if not isinstance(keys, (list, tuple)):
+        return b""
+    block = common_pb2.KvBlock()
+    for key in keys:
+        if isinstance(key, str):
+            block.extra_keys.add(text=key)
+        elif isinstance(key, bytes):
+            block.extra_keys.add(blob=key)
+        elif _is_i64(key):
+            block.extra_keys.add(number=key)
+        elif isinstance(key, (list, tuple)) and len(key) == 2:
+            name, offset = key
+            if isinstance(name, str) and _is_i64(offset):
+                item = common_pb2.KvMultimodalKey(identifier=name, offset=offset)
+                block.extra_keys.add(multimodal=item)
+    return block.SerializeToString()
+
+
+def _is_i64(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -_I64 - 1 <= value <= _I64
+
+
+def _is_agent(owner: str | None) -> bool:
+    return owner is not None and owner.lower() == AGENT
+
+
+def _u32(value: int | None) -> int | None:
+    return value if value is not None and 0 <= value <= _U32 else None
