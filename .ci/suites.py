@@ -44,6 +44,7 @@ _NOT_CORE = ("engines", "gateway", "packaging")
 _CORE = _pytest("tests", *(f"--ignore=tests/{name}" for name in _NOT_CORE))
 _MLX = _pytest("tests/engines/mlx")
 _MLX_VENV = Venv("mlx", MAIN)
+_ROUTER = {"SMG_ROUTER_PYTHON": Venv("router", Wanted(11, 10), project=False)}
 
 SUITES = (
     Suite(
@@ -76,7 +77,14 @@ SUITES = (
         "the real router in front of the MLX engine",
         _MLX_VENV,
         (_pytest("tests/gateway"),),
-        others={"SMG_ROUTER_PYTHON": Venv("router", Wanted(11, 10), project=False)},
+        others=_ROUTER,
+    ),
+    Suite(
+        "vllm",
+        "vLLM on its CPU engine, the router in front of it, its launchers of every release",
+        Venv("vllm", MAIN),
+        (_pytest("tests/engines/vllm"),),
+        others=_ROUTER,
     ),
     Suite(
         "packaging",

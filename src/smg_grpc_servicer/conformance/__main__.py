@@ -84,6 +84,10 @@ def parser() -> argparse.ArgumentParser:
         "--tls-ca", type=Path, metavar="FILE", help="PEM certificates to trust; turns TLS on"
     )
     new.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="client certificate, for mutual TLS"
+    )
+    new.add_argument("--tls-key", type=Path, metavar="FILE", help="private key of --tls-cert")
+    new.add_argument(
         "--token-file", type=Path, metavar="FILE", help="its first line is the bearer token"
     )
     new.add_argument(
@@ -126,7 +130,12 @@ def _connection(arguments: argparse.Namespace) -> Connection:
             raise Unusable(f"--token-file: got {str(arguments.token_file)!r}, which holds no token")
         token = tokens[0]
     ca = None if arguments.tls_ca is None else _read("--tls-ca", arguments.tls_ca)
-    return Connection(arguments.address, ca, token)
+    pair = None
+    if arguments.tls_cert is not None or arguments.tls_key is not None:
+        if ca is None or arguments.tls_cert is None or arguments.tls_key is None:
+            raise Unusable("--tls-cert, --tls-key and --tls-ca belong together")
+        pair = (_read("--tls-key", arguments.tls_key), _read("--tls-cert", arguments.tls_cert))
+    return Connection(arguments.address, ca, token, pair)
 
 
 def _read(flag: str, path: Path) -> bytes:

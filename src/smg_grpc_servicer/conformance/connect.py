@@ -30,6 +30,8 @@ class Connection:
     root_certificates: bytes | None = None
     """PEM; TLS when given."""
     token: str | None = None
+    client_pair: tuple[bytes, bytes] | None = None
+    """PEM key and certificate, for a server that wants to know its clients."""
     options: Sequence[tuple[str, Any]] = field(default=())
 
     @property
@@ -56,7 +58,8 @@ class Connection:
         if through is not None:
             host = self.target.rpartition(":")[0].strip("[]")
             options.append(("grpc.ssl_target_name_override", host))
-        credentials = grpc.ssl_channel_credentials(self.root_certificates)
+        key, certificate = self.client_pair or (None, None)
+        credentials = grpc.ssl_channel_credentials(self.root_certificates, key, certificate)
         return grpc.aio.secure_channel(through or self.target, credentials, options=options)
 
 
@@ -69,7 +72,8 @@ async def detect(connection: Connection, wanted: str | None, timeout: float) -> 
         try:
             await asyncio.wait_for(channel.channel_ready(), min(timeout, REACH_SECONDS))
         except asyncio.TimeoutError:
-            raise Unusable(f"{connection.target} does not answer") from None
+            hint = "" if connection.root_certificates else "; if it speaks TLS, give --tls-ca"
+            raise Unusable(f"{connection.target} does not answer{hint}") from None
         seen: dict[str, grpc.StatusCode] = {}
         for name, dialect in DIALECTS.items():
             if wanted in (None, name):

@@ -10,7 +10,9 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any, TypeAlias
 
 import grpc
@@ -24,6 +26,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 _EXEMPT = "/grpc.health.v1.Health/"
 _SCHEME = b"bearer "
+TELL_SECONDS = 60.0
 
 
 class TokenFile:
@@ -98,7 +101,20 @@ def _is_one_of(token: bytes, known: Iterable[bytes]) -> bool:
     return accepted
 
 
+_last_told = -inf
+
+
+def _tell(peer: str) -> None:
+    """One warning a minute: a gateway with a wrong token is seen here, a flood fills no disk."""
+    global _last_told  # noqa: PLW0603 - one log, one pace
+    now = monotonic()
+    if now - _last_told >= TELL_SECONDS:
+        _last_told = now
+        log.warning("a call from %s was refused: no token of this server", peer)
+
+
 async def _refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    _tell(context.peer())
     # A stream-in handler reads nothing, so a refused call never waits for its first message.
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED,

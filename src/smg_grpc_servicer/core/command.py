@@ -6,6 +6,7 @@ Exit codes are those of `core.process`; a setting that cannot work is told befor
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -31,7 +32,7 @@ def command(
     argv: Sequence[str] | None = None,
 ) -> NoReturn:
     """Run `python -m module`. `require` raises ConfigError when the engine is not installed."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser = _Parser(prog=f"python -m {module}", description=description)
     parser.add_argument("--version", action="version", version=__version__)
     settings.add_to(parser)
     args = parser.parse_args(argv)
@@ -49,6 +50,17 @@ def command(
     # Past a closing interpreter: a native thread that lets go of a Python object while the
     # interpreter is finalised aborts the process (mlx 0.32 has such threads).
     leave(run(lambda: serve(values, options), event_loop=event_loop), _flush)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the whole usage is what `--help` is for."""
+
+    def error(self, message: str) -> NoReturn:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        wrong = next((word for word in message.split() if word.startswith("--")), "")
+        near = difflib.get_close_matches(wrong.partition("=")[0], flags, 1)
+        hint = f"; did you mean {near[0]}?" if near and near[0] != wrong else "; see --help"
+        self.exit(2, f"error: {message}{hint}\n")
 
 
 def _flush() -> None:

@@ -39,11 +39,14 @@ _TOKEN_ROLE = frozenset(
     }
 )  # fmt: skip
 
+_PLACES = frozenset({"file", "path", "dir", "directory"})
+
 _KEY_IN_TEXT = (
     r"api[_-]?keys?|secret|passw(?:or)?d|passphrase|credentials?|private[_-]?key|access[_-]?key"
     r"|(?:access|auth|hf|session|security|refresh|bearer|id)[_-]?tokens?"
 )
-_VALUE_OF_KEY = rf"(?:{_KEY_IN_TEXT})[\w-]{{0,32}}\\?[\"']?\s{{0,4}}[=:]\s{{0,4}}"
+_PLACE_IN_TEXT = r"(?![_-]?(?:file|path|dir)\b)"
+_VALUE_OF_KEY = rf"(?:{_KEY_IN_TEXT}){_PLACE_IN_TEXT}[\w-]{{0,32}}\\?[\"']?\s{{0,4}}[=:]\s{{0,4}}"
 _KEY_HINTS = ("key", "secret", "passw", "passphrase", "credential", "token")
 
 # What must occur (in lower case) for the pattern to be tried; the pattern; what takes its place.
@@ -136,6 +139,8 @@ def is_secret_key(key: str, value: object = None) -> bool:
     words = [word for word in _WORD_BREAK.split(_CAMEL.sub("_", key).lower()) if word]
     if not words:
         return False
+    if words[-1] in _PLACES:
+        return False  # Where a credential lies is not the credential.
     if _SECRET_PART.search("".join(words)):
         return True
     number = isinstance(value, (bool, int, float)) or (

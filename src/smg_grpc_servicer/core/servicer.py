@@ -110,14 +110,15 @@ class CoreServicer(ControlBodies):
             await self._submit(spec, ticket)
             await self._write_all(spec, ticket, context, record)
         finally:
-            log.debug(
-                "request %s: %d prompt tokens, %d output tokens, %s, %.1f ms",
-                spec.request_id,
-                len(spec.prompt),
-                record.generated,
-                record.finish_reason or "unfinished",
-                (monotonic() - ticket.admitted_at) * 1000,
-            )
+            if log.isEnabledFor(logging.DEBUG):
+                story = {
+                    "request_id": spec.request_id,
+                    "prompt_tokens": len(spec.prompt),
+                    "output_tokens": record.generated,
+                    "finish_reason": record.finish_reason or "unfinished",
+                    "ms": round((monotonic() - ticket.admitted_at) * 1000, 1),
+                }
+                log.debug("request %s", " ".join(f"{k}={v}" for k, v in story.items()), extra=story)
 
     def _admit(self, request_id: str, choices: int, *, stream: bool) -> Ticket:
         ticket = self.table.admit(request_id, choices, stream=stream)

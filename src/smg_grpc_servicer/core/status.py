@@ -70,6 +70,8 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
     status = code(error)
     if status is grpc.StatusCode.INTERNAL:
         log.error("%s", details(error), exc_info=error)
+    else:
+        log.debug("refused with %s: %s", status.name, details(error))
     trailers = error.trailers if isinstance(error, errors.ServicerError) else ()
     await context.abort(status, details(error), trailers)
     raise AssertionError("context.abort returned")

@@ -137,8 +137,10 @@ class Wire(ABC):
 
     def flush_timeout(self, request: Message) -> float | None:
         """Seconds to wait for the engine to be idle; None when the caller sets no bound."""
-        if request.timeout_s < 0:
-            raise InvalidArgument("timeout_s", f"must not be negative, got {request.timeout_s:g}")
+        if not 0 <= request.timeout_s < math.inf:
+            raise InvalidArgument(
+                "timeout_s", f"must be a finite number and not negative, got {request.timeout_s:g}"
+            )
         return float(request.timeout_s) or None
 
     def profile_spec(self, request: Message) -> ProfileSpec:

@@ -273,6 +273,7 @@ def _facts(options: MlxOptions, loaded: LoadedModel) -> ModelFacts:
         served_model_name=options.served_model_name or options.model,
         tokenizer_path=str(loaded.directory),
         max_context_length=loaded.context_length,
+        max_prompt_tokens=None if loaded.context_length is None else loaded.context_length - 1,
         vocab_size=loaded.vocab_size,
         model_type=model_type(config),
         architectures=architectures(config),

@@ -64,8 +64,8 @@ def load(source: str, *, adapter_path: str | None = None, dtype: str | None = No
 
     try:
         model, tokenizer = mlx_load(str(directory), adapter_path=adapter_path)[:2]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"--model: {source} cannot be loaded: {error}") from error
+    except Exception as error:  # whatever is wrong in a directory of files
+        raise ConfigError(f"--model: {source} cannot be loaded: {_first_line(error)}") from error
     if dtype is not None:
         model.set_dtype(getattr(mx, dtype))
     config = read_config(directory)
@@ -113,8 +113,15 @@ def _snapshot(source: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--model: {source} is neither a directory nor a model that the hub delivers: {error}"
+            f"--model: {source} is neither a directory (nor the word {DEMO}) nor a model that the "
+            f"hub delivers: {_first_line(error)}"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    """What an operator has to know of it; hub errors go on for a page."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def read_config(directory: Path) -> dict[str, Any]:

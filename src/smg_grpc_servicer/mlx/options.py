@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from smg_grpc_servicer.core import parsers
 from smg_grpc_servicer.core.options import server_settings
@@ -13,7 +13,7 @@ from smg_grpc_servicer.mlx.backend import DTYPES, BackendOptions
 
 MODEL = Setting(
     "model",
-    parsers.TEXT,
+    replace(parsers.TEXT, allowed="a model directory, a hub id, or demo"),
     "",
     "model directory, hub id, or `demo` for the tiny model in this package",
     "--model",
@@ -73,7 +73,7 @@ PROMPT_CACHE_BYTES = Setting(
     "prompt_cache_bytes",
     parsers.BYTES,
     1 << 30,
-    "memory for prompts that may come again; 0 = no prefix cache",
+    "memory for prompts (of more than 64 tokens) that may come again; 0 = no prefix cache",
     "--prompt-cache-bytes",
     "SMG_MLX_PROMPT_CACHE_BYTES",
 )

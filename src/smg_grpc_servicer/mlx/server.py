@@ -51,7 +51,9 @@ async def serve(values: Values, options: ServerOptions) -> int:
     """Bind, load, warm, serve, drain; the exit code."""
     for name in ignored_variables():
         log.warning("%s has no effect: no request waits for others", name)
-    log.info("settings: %s", values.changed())
+    changed = values.changed()
+    text = ", ".join(f"{name}={value}" for name, value in changed.items())
+    log.info("settings: %s", text, extra={"settings": changed})
     mlx_options = MlxOptions.from_values(values)
     board = StatusBoard(stall_seconds=values.get_value(STALL))
     metrics: Metrics | None = None

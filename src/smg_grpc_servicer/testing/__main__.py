@@ -12,6 +12,7 @@ from smg_grpc_servicer.core.metrics import Metrics, RecordedMetrics
 from smg_grpc_servicer.core.options import MAX_CHUNK_TOKENS, STALL, ServerOptions, server_settings
 from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.settings import Setting, Settings, Values
+from smg_grpc_servicer.mlx import demo
 from smg_grpc_servicer.testing.dialects import DIALECTS
 from smg_grpc_servicer.testing.fake_engine import FakeEngine
 from smg_grpc_servicer.testing.servicers import servicer_for
@@ -48,10 +49,10 @@ LOAD_SECONDS = Setting(
     "--load-seconds",
     "SMG_TESTING_LOAD_SECONDS",
 )
-TOKENIZER: Setting[str | None] = Setting(
+TOKENIZER = Setting(
     "tokenizer",
     parsers.TEXT,
-    None,
+    str(demo.path()),
     "directory of tokenizer files to hand out",
     "--tokenizer",
     "SMG_TESTING_TOKENIZER",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -13,6 +14,7 @@ from urllib.request import urlopen
 import grpc
 import pytest
 
+from smg_grpc_servicer.mlx import demo
 from smg_grpc_servicer.mlx.options import mlx_settings
 from smg_grpc_servicer.testing.history import check
 from tests.support.dial import NOT_SERVING, SERVING, watch
@@ -45,6 +47,10 @@ async def test_help_names_every_flag(module: str) -> None:
         (("--model", "./tests"), "error: --model: tests has no config.json"),
         (("--model", "demo", "--dtype", "int3"), "error: --dtype: got 'int3'"),
         (("--model", "demo", "--adapter-path", "/nowhere"), "error: --adapter-path:"),
+        (
+            ("--modell", "demo"),
+            "error: unrecognized arguments: --modell demo; did you mean --model?",
+        ),
     ],
 )
 async def test_a_setting_that_cannot_work_exits_2(arguments: tuple[str, ...], line: str) -> None:
@@ -55,6 +61,18 @@ async def test_a_setting_that_cannot_work_exits_2(arguments: tuple[str, ...], li
         assert len(errors) == 1
         assert errors[0].startswith(line)
         assert "Traceback" not in server.log
+
+
+async def test_a_cut_off_model_exits_2(tmp_path: Path) -> None:
+    """A half-downloaded model is a setting that cannot work, told in one line."""
+    broken = tmp_path / "broken"
+    shutil.copytree(demo.path(), broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    async with started("--port", "0", "--model", str(broken)) as server:
+        assert await server.exit_code() == 2
+        (line,) = [text for text in server.log.splitlines() if text.startswith("error:")]
+        assert line.startswith(f"error: --model: {broken} cannot be loaded:")
 
 
 async def test_a_port_in_use_exits_2() -> None:

@@ -179,3 +179,14 @@ def test_redacting_never_raises_and_is_stable(configuration: dict[str, object]) 
 def test_masking_twice_is_masking_once(text: str) -> None:
     once = redact_text(text)
     assert redact_text(once) == once
+
+
+@pytest.mark.parametrize("key", ["auth_token_file", "api-key-path", "secretDir"])
+def test_where_a_credential_lies_is_no_credential(key: str) -> None:
+    """An operator has to see which file was meant."""
+    assert redact({key: "/etc/tokens"}) == {key: "/etc/tokens"}
+    assert (
+        redact_text("--auth-token-file: got '/etc/tokens'")
+        == "--auth-token-file: got '/etc/tokens'"
+    )
+    assert "hunter2" not in redact_text("auth_token: 'hunter2hunter2'")

