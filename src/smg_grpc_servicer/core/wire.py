@@ -6,6 +6,7 @@ engine. Which request field became what is told by its tables; a test walks the 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

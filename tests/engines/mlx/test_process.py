@@ -124,7 +124,7 @@ async def test_life_from_the_first_moment_to_the_last(tmp_path: Path) -> None:
         assert await server.exit_code() == 0
         lines = [json.loads(line) for line in server.log.splitlines()]
     assert {"ts", "level", "logger", "msg"} <= set.intersection(*map(set, lines))
-    assert [line for line in lines if "request last" in line["msg"]]
+    assert [line for line in lines if line.get("request_id") == "last"]
     states = [line["msg"] for line in lines if line["msg"].startswith("state: ")]
     assert states == [f"state: {s}" for s in ("warming up", "serving", "draining", "stopped")]
 

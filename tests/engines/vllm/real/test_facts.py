@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import json
+import math
 import os
 import time
 import zipfile
@@ -115,12 +116,14 @@ async def test_loads_idle_and_under_load(client: Client) -> None:
     assert busy.utilization == busy.token_usage
     assert busy.num_used_tokens >= SEQUENCES * BLOCK
     assert busy.num_waiting_uncached_tokens > 0
-    refused = await client.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=0))
-    assert not refused.success
-    assert "in use" in refused.message
-    assert (await refusal(client.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=0.3))))[
-        0
-    ] is grpc.StatusCode.DEADLINE_EXCEEDED
+    for seconds, wanted in (
+        (0, grpc.StatusCode.FAILED_PRECONDITION),
+        (0.3, grpc.StatusCode.DEADLINE_EXCEEDED),
+    ):
+        request = common_pb2.FlushCacheRequest(timeout_s=seconds)
+        code, details = await refusal(client.stub.FlushCache(request))
+        assert code is wanted
+        assert "in use" in details
     assert [check(h) for h in await asyncio.gather(*running)] == [[]] * many
     await client.ids(prompt(4, 53), max_tokens=1)
     assert (await loads(client)).num_total_reqs == 0
@@ -135,7 +138,7 @@ async def test_flush_forgets_the_prefixes(client: Client) -> None:
     answer = await client.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=5))
     assert answer.success
     assert (await client.generate(ids, max_tokens=1)).complete().cached_tokens == 0
-    for seconds in (-1, float("nan")):
+    for seconds in (-1, math.nan, math.inf):
         request = common_pb2.FlushCacheRequest(timeout_s=seconds)
         code, details = await refusal(client.stub.FlushCache(request))
         assert code is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,145 @@
+"""Load records (`EngineLoad`): what a rank has to do, beside its events and on its own clock.
+
+A record goes with every batch; by itself (`load_only`) it goes out when it moved, and as a
+heartbeat. Figures are those of GetLoads. What nobody knows stays unset; `engine_silence_ms` above
+all, because the gateway takes a worker out of service for a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from smg_grpc_proto.generated import common_pb2
+
+from smg_grpc_servicer.core.types import Load
+
+HEARTBEAT_SECONDS = 1.0
+QUIET_SECONDS = 5.0
+"""The heartbeat once nothing has moved for `QUIET_AFTER` of them."""
+QUIET_AFTER = 2
+
+_U32 = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the requests in flight tell beside the figures; None = nobody can tell."""
+
+    silence_seconds: float | None = None
+    """Since the last output of any kind, while requests that are reported at every step run."""
+    reports_steps: bool | None = None
+    prefill_pending_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One rank's figures and when they were read (`monotonic` seconds)."""
+
+    load: Load
+    read_at: float
+    activity: Activity = Activity()
+
+
+def moved(old: Load, new: Load) -> bool:
+    """Whether the gateway should hear of it before the next heartbeat."""
+    if (
+        old.running_requests,
+        old.waiting_requests,
+        old.waiting_uncached_tokens,
+        old.max_running_requests,
+    ) != (
+        new.running_requests,
+        new.waiting_requests,
+        new.waiting_uncached_tokens,
+        new.max_running_requests,
+    ):
+        return True
+    usage = _apart(old.token_usage, new.token_usage, 0.005)
+    active = _apart(old.active_token_usage, new.active_token_usage, 0.005)
+    rate = _apart(
+        old.gen_throughput, new.gen_throughput, max(50.0, 0.05 * (old.gen_throughput or 0.0))
+    )
+    return usage or active or rate
+
+
+def _apart(old: float | None, new: float | None, bound: float) -> bool:
+    if old is None or new is None:
+        return old is not new
+    return abs(old - new) > bound
+
+
+class Records:
+    """One stream's records of one rank: their numbers, their telemetry, their pace."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+        """The stream's next sample number; all ranks share it."""
+        self._sent: Load | None = None
+        self._sent_at: float | None = None
+        self._unmoved = 0
+
+    def with_batch(self, sample: Sample | None, now: float) -> common_pb2.EngineLoad | None:
+        """The record that goes with a batch of events."""
+        if sample is None:
+            return None
+        record = self._core(sample, now)
+        if self._sent_at is None:
+            _telemetry(record, sample.load)
+        self._note(sample.load, now)
+        self._unmoved = 0
+        return record
+
+    def alone(self, sample: Sample, now: float) -> common_pb2.EngineLoad:
+        """A `load_only` record."""
+        record = self._core(sample, now)
+        record.load_only = True
+        _telemetry(record, sample.load)
+        unmoved = self._sent is not None and not moved(self._sent, sample.load)
+        self._unmoved = self._unmoved + 1 if unmoved else 0
+        self._note(sample.load, now)
+        return record
+
+    def due(self, sample: Sample, now: float) -> bool:
+        """Whether it is time for a `load_only` record."""
+        if self._sent is None or self._sent_at is None:
+            return True
+        if moved(self._sent, sample.load):
+            return True
+        quiet = self._unmoved >= QUIET_AFTER and sample.activity.silence_seconds is None
+        return now - self._sent_at >= (QUIET_SECONDS if quiet else HEARTBEAT_SECONDS)
+
+    def _note(self, load: Load, now: float) -> None:
+        self._sent, self._sent_at = load, now
+
+    def _core(self, sample: Sample, now: float) -> common_pb2.EngineLoad:
+        load, activity = sample.load, sample.activity
+        silence = activity.silence_seconds
+        age = max(now - sample.read_at, 0.0)
+        return common_pb2.EngineLoad(
+            running_requests=_count(load.running_requests) or 0,
+            waiting_requests=_count(load.waiting_requests) or 0,
+            waiting_uncached_tokens=_count(load.waiting_uncached_tokens),
+            token_usage=load.token_usage or 0.0,
+            active_token_usage=load.active_token_usage,
+            gen_throughput=load.gen_throughput or 0.0,
+            max_running_requests=_count(load.max_running_requests) or 0,
+            age_ms=min(int(age * 1000), _U32),
+            sample=self._count(),
+            engine_silence_ms=None if silence is None else min(int((silence + age) * 1000), _U32),
+            engine_reports_steps=activity.reports_steps,
+            prefill_pending_tokens=_count(activity.prefill_pending_tokens),
+        )
+
+
+def _telemetry(record: common_pb2.EngineLoad, load: Load) -> None:
+    if load.cache_hit_rate is not None:
+        record.cache_hit_rate = load.cache_hit_rate
+    if load.used_tokens is not None:
+        record.num_used_tokens = load.used_tokens
+    if load.max_total_tokens is not None:
+        record.max_total_num_tokens = load.max_total_tokens
+
+
+def _count(value: int | None) -> int | None:
+    return None if value is None else min(max(value, 0), _U32)
