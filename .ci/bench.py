@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the benchmarks in the MLX suite's venv, the published package beside them in one of its own.
+"""Run the benchmarks in their suites' venvs, the published package beside ours in its own.
 
 `.ci/bench.py [NAME ...]`; the names are those of `python -m benchmarks`.
 """
@@ -9,20 +9,64 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from venvs import ROOT, SetupError, Venv, Wanted
+from venvs import (
+    CACHE,
+    COMPLETE,
+    ROOT,
+    SetupError,
+    Venv,
+    Wanted,
+    exclusive,
+    is_complete,
+    run_quiet,
+    say,
+)
+
+VENVS = {"messages": "mlx", "mlx": "mlx", "vllm": "vllm"}
+"""Benchmark to the lock of the venv it runs in."""
+
+
+def published_folder(python: Path) -> Path:
+    """The published package without what it depends on, in a folder of its own."""
+    lines = (ROOT / ".ci" / "locks" / "published.txt").read_text().splitlines()
+    pin = next(line for line in lines if line.startswith("smg-grpc-servicer=="))
+    folder = CACHE / pin.replace("==", "-")
+    with exclusive(folder):
+        if not is_complete(folder):
+            say(f"downloading {pin} ...")
+            pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+            run_quiet([*pip, "--no-deps", "--target", str(folder), pin], what=f"pip install {pin}")
+            (folder / COMPLETE).touch()
+    return folder
+
+
+def run(lock: str, names: list[str]) -> int:
+    """Run those of one venv; the exit code is the benchmarks'."""
+    python = Venv(lock, Wanted(11, 11)).ready()
+    env = dict(os.environ)
+    if "mlx" in names:
+        published = Venv("published", Wanted(11, 10), project=False).ready()
+        env["SMG_PUBLISHED_PYTHON"] = str(published)
+    if "vllm" in names:
+        env["SMG_PUBLISHED_FOLDER"] = str(published_folder(python))
+    return subprocess.call([python, "-m", "benchmarks", *names], cwd=ROOT, env=env)
 
 
 def main() -> int:
-    """Make both venvs when they are missing, then run; the exit code is the benchmarks'."""
+    """Run what is named, all by default; 1 when a target was missed or a venv was not made."""
+    chosen = sys.argv[1:] or list(VENVS)
+    # An unknown name goes to the benchmarks, which say what there is.
+    locks = dict.fromkeys(VENVS.get(name, "mlx") for name in chosen)
+    code = 0
     try:
-        python = Venv("mlx", Wanted(11, 11)).ready()
-        published = Venv("published", Wanted(11, 10), project=False).ready()
+        for lock in locks:
+            code = max(code, run(lock, [n for n in chosen if VENVS.get(n, "mlx") == lock]))
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1
-    env = os.environ | {"SMG_PUBLISHED_PYTHON": str(published)}
-    return subprocess.call([python, "-m", "benchmarks", *sys.argv[1:]], cwd=ROOT, env=env)
+    return code
 
 
 if __name__ == "__main__":

@@ -103,12 +103,12 @@ def _portable(frozen: str, drop: tuple[str, ...]) -> list[str]:
         if name in drop or name.startswith("nvidia-"):
             continue
         # A local version label (2.13.0+cpu) is a build that only some indexes have.
-        line = f"{name}=={version.partition('+')[0]}"
+        pin = f"{name}=={version.partition('+')[0]}"
         if other := ONLY_LINUX.get(name):
-            lines.append(f'{line}; platform_system == "Linux"')
+            lines.append(f'{pin}; platform_system == "Linux"')
             lines.append(f'{other}=={version}; platform_system == "Darwin"')
         else:
-            lines.append(line)
+            lines.append(pin)
     return lines
 
 

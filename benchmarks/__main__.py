@@ -1,7 +1,8 @@
 """`python -m benchmarks`: every number of the README, in the README's form.
 
-`SMG_PUBLISHED_PYTHON` names the interpreter of a venv with the published package; without it the
-columns beside it stay empty. Arguments: the benchmarks to run, all when none is given.
+`SMG_PUBLISHED_PYTHON` names the interpreter of a venv with the published package and its MLX,
+`SMG_PUBLISHED_FOLDER` a folder with that package alone, for the vLLM it runs on here; without them
+the columns beside ours stay empty. Arguments: the benchmarks to run, all when none is given.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from pathlib import Path
 BENCHMARKS = {
     "messages": ("What a streamed message costs the server", ("messages.py",)),
     "mlx": ("MLX on a CPU, beside mlx-lm's BatchGenerator", ("mlx_engine.py",)),
+    "vllm": (
+        "vLLM's servicer, over a stub engine and over vLLM's own",
+        ("vllm_servicer.py", "--real"),
+    ),
 }
+
+PUBLISHED = {"mlx": "SMG_PUBLISHED_PYTHON", "vllm": "SMG_PUBLISHED_FOLDER"}
+"""Where each finds the published package."""
 
 
 def main() -> int:
@@ -24,12 +32,12 @@ def main() -> int:
     if unknown:
         print(f"no benchmark is named {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}")
         return 2
-    published = os.environ.get("SMG_PUBLISHED_PYTHON")
     missed = []
     for name in chosen:
         title, command = BENCHMARKS[name]
         print(f"\n### {title}\n", flush=True)
-        more = ["--published", published] if published and name == "mlx" else []
+        published = os.environ.get(PUBLISHED.get(name, ""))
+        more = ["--published", published] if published else []
         script = str(Path(__file__).with_name(command[0]))
         if subprocess.call([sys.executable, script, *command[1:], *more]):
             missed.append(name)

@@ -19,7 +19,7 @@ from tests.support.serving import Served, served
 from tests.support.wait import until
 
 DIALECT = DIALECTS["mlx"]
-NOTHING = {"in_flight": 0, "pending": 0, "open_choices": 0}
+NOTHING = {"in_flight": 0, "pending": 0, "open_choices": 0, "owed": 0}
 CHUNK_POINTS = ("before_write", "after_write")
 UNFINISHED_AT_ENGINE = ("after_submit", *CHUNK_POINTS)
 

@@ -10,7 +10,16 @@ from smg_grpc_servicer.testing.dialects import DIALECTS
 from tests.support import client
 from tests.support.client import Client
 
-__all__ = ["END", "MLX", "VOCAB", "Client", "chat_prompt", "connected", "random_prompt", "tokenizer"]
+__all__ = [
+    "END",
+    "MLX",
+    "VOCAB",
+    "Client",
+    "chat_prompt",
+    "connected",
+    "random_prompt",
+    "tokenizer",
+]
 
 MLX = DIALECTS["mlx"]
 VOCAB = 1024

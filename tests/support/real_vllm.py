@@ -7,6 +7,7 @@ distribution named `vllm`, and for "cpu" in it: a folder on PYTHONPATH has one, 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -25,11 +26,15 @@ SEQUENCES = 32
 START_SECONDS = 180.0
 """Three interpreters import vLLM one after another; on a busy machine that has taken 119 s."""
 
+CONSTRAINTS = {"backend": "xgrammar", "disable_any_whitespace": True}
+
 ENGINE = (
     "--max-model-len", str(CONTEXT), "--max-num-seqs", str(SEQUENCES), "--enforce-eager",
     # Sums in another order, as in another batch, then change no greedy choice.
     "--dtype", "float32",
     "--max-logprobs", "-1",
+    # Noise would fill its answers with white space, which JSON allows without end.
+    "--structured-outputs-config", json.dumps(CONSTRAINTS),
 )  # fmt: skip
 """Flags of a text engine; `vllm_oracle` builds its own engine alike."""
 
@@ -63,22 +68,29 @@ async def run_module(home: Path, *command: str, seconds: float = START_SECONDS) 
         await asyncio.to_thread(process.end)
 
 
+def command() -> str:
+    """vLLM's own."""
+    return str(Path(sys.executable).with_name("vllm"))
+
+
 @asynccontextmanager
 async def started(home: Path, model: Path, *flags: str) -> AsyncIterator[Server]:
     """`vllm serve`, as people type it, on a free port; not waited for, and gone after the block."""
-    command = Path(sys.executable).with_name("vllm")
     here = ("--host", "127.0.0.1", "--port", "0")
-    server = Server(
-        [str(command), "serve", str(model), "--grpc", *here, *flags], environment(home)
-    )
+    server = Server([command(), "serve", str(model), "--grpc", *here, *flags], environment(home))
     try:
         yield server
     finally:
-        family = descendants(server.pid)
-        await asyncio.to_thread(server.end)
-        for pid in family:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        await end(server)
+
+
+async def end(server: Server) -> None:
+    """It and all its processes, whatever they are doing."""
+    family = descendants(server.pid)
+    await asyncio.to_thread(server.end)
+    for pid in family:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @asynccontextmanager

@@ -46,10 +46,10 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    dialect: Dialect, engine: FakeEngine, *, ready: bool = True
+    dialect: Dialect, engine: FakeEngine, *, ready: bool = True, stall_seconds: float = 30.0
 ) -> AsyncIterator[Served]:
     """Start everything on a free port; at the end the tables must be empty."""
-    board = StatusBoard()
+    board = StatusBoard(stall_seconds=stall_seconds)
     servicer = servicer_for(dialect, engine, board)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     dialect.registrar()(servicer, server)

@@ -64,7 +64,8 @@ PROMPTS = [prompt(1 + 9 * at, seed=1) for at in range(20)]
 
 GREEDY = {f"greedy {at}": Case(ids, _greedy(24)) for at, ids in enumerate(PROMPTS)}
 LOGPROBS = {
-    f"logprobs {at}": Case(ids, {**_greedy(24), "logprobs": at % 6}) for at, ids in enumerate(PROMPTS)
+    f"logprobs {at}": Case(ids, {**_greedy(24), "logprobs": at % 6})
+    for at, ids in enumerate(PROMPTS)
 }
 SAMPLED = {
     "seed": Case(prompt(10, 2), {"temperature": 1.0, "seed": 42, "max_tokens": 24}),
@@ -84,7 +85,9 @@ SAMPLED = {
     ),
 }  # fmt: skip
 CONSTRAINED = {
-    "json_schema": Case(prompt(10, 3), _greedy(60) | {"ignore_eos": False}, {"json_schema": SCHEMA}),
+    "json_schema": Case(
+        prompt(10, 3), _greedy(60) | {"ignore_eos": False}, {"json_schema": SCHEMA}
+    ),
     "regex": Case(
         prompt(10, 4), _greedy(20) | {"ignore_eos": False}, {"regex": "[a-d]{3}-[0-9]{2}"}
     ),

@@ -41,6 +41,7 @@ def vllm_config(**changes: Any) -> Any:
         observability_config=SimpleNamespace(otlp_traces_endpoint=None),
         profiler_config=SimpleNamespace(profiler=None),
         kv_transfer_config=None,
+        kv_events_config=None,
     )
     for path, value in changes.items():
         *way, last = path.split("__")

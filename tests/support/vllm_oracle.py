@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.real_vllm import CONSTRAINTS, CONTEXT, SEQUENCES
 from tests.support.vllm_cases import CASES, GREEDY, Case
 
 
@@ -30,11 +31,12 @@ def completions(model: str) -> dict[str, Any]:
 
     llm = LLM(
         model=model,
-        max_model_len=1024,
-        max_num_seqs=32,
+        max_model_len=CONTEXT,
+        max_num_seqs=SEQUENCES,
         enforce_eager=True,
         dtype="float32",
         max_logprobs=-1,
+        structured_outputs_config=CONSTRAINTS,
     )
     prompts: Any = [{"prompt_token_ids": case.prompt} for case in CASES.values()]
     outputs = llm.generate(prompts, [_params(c) for c in CASES.values()], use_tqdm=False)
@@ -44,19 +46,22 @@ def completions(model: str) -> dict[str, Any]:
 
 def _stops(llm: Any, answers: dict[str, Any]) -> dict[str, Any]:
     """The first greedy case that has a word in its output, stopped by it."""
-    for name, case in GREEDY.items():
-        text = answers[name]["choices"][0]["text"]
-        if found := re.search("(?<=.)[a-z]{3,}", text):
-            break
-    else:
-        raise AssertionError("no case says a word")
+    words = {
+        name: found[0]
+        for name in GREEDY
+        if (found := re.search("(?<=.)[a-z]{3,}", answers[name]["choices"][0]["text"]))
+    }
+    name, word = next(iter(words.items()))
+    case = GREEDY[name]
     stopped = {}
     for include in (False, True):
         sampling = case.sampling | {
-            "stop": [found[0]], "include_stop_str_in_output": include, "ignore_eos": False
+            "stop": [word], "include_stop_str_in_output": include, "ignore_eos": False
         }  # fmt: skip
         (output,) = llm.generate(
-            [{"prompt_token_ids": case.prompt}], _params(Case(case.prompt, sampling)), use_tqdm=False
+            [{"prompt_token_ids": case.prompt}],
+            _params(Case(case.prompt, sampling)),
+            use_tqdm=False,
         )
         answer = {"prompt": case.prompt, "sampling": sampling, **_answer(output)}
         stopped["stop string included" if include else "stop string"] = answer

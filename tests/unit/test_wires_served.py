@@ -16,7 +16,7 @@ from smg_grpc_servicer.testing.history import History, check
 from tests.support.serving import served
 
 PROMPT = [5, 6, 7]
-IDLE = {"in_flight": 0, "pending": 0, "open_choices": 0}
+IDLE = {"in_flight": 0, "pending": 0, "open_choices": 0, "owed": 0}
 
 
 def that_can_say(*names: str) -> list[Dialect]:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from smg_grpc_servicer.core.errors import ConfigError
-from smg_grpc_servicer.core.files import signature
+from smg_grpc_servicer.core.files import Watched, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -33,26 +33,12 @@ class TokenFile:
     """The tokens in force."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._signature = signature([path])
-        self._tokens = _read(path)
+        self._file = Watched("token file", [path], lambda: _read(path))
 
     def accepts(self, token: bytes) -> bool:
         """Whether it is one of them; looks for a changed file first."""
-        self._refresh()
-        return _is_one_of(token, self._tokens)
-
-    def _refresh(self) -> None:
-        now = signature([self._path])
-        if now == self._signature:
-            return
-        self._signature = now
-        try:
-            self._tokens = _read(self._path)
-        except ConfigError as error:
-            log.error("token file changed, but the old tokens stay: %s", error)
-        else:
-            log.info("token file changed and was read again: %d tokens", len(self._tokens))
+        self._file.refresh()
+        return _is_one_of(token, self._file.value)
 
 
 class GivenTokens:
@@ -123,12 +109,7 @@ async def _refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
 
 
 def _read(path: Path) -> tuple[bytes, ...]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(
-            f"--auth-token-file: cannot read {str(path)!r} ({error.strerror})"
-        ) from None
+    lines = read_regular("--auth-token-file", path).splitlines()
     tokens = tuple(
         line.strip() for line in lines if line.strip() and not line.strip().startswith(b"#")
     )

@@ -16,7 +16,13 @@ from smg_grpc_servicer import __version__
 from smg_grpc_servicer.core import logs, metrics_server
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.options import EVENT_LOOP, LOG_FORMAT, LOG_LEVEL, ServerOptions
-from smg_grpc_servicer.core.process import leave, print_config_error, run
+from smg_grpc_servicer.core.process import (
+    leave,
+    open_standard_streams,
+    print_config_error,
+    run,
+    write_error,
+)
 from smg_grpc_servicer.core.settings import Settings, Values
 
 Serve = Callable[[Values, ServerOptions], Coroutine[Any, Any, int]]
@@ -32,6 +38,7 @@ def command(
     argv: Sequence[str] | None = None,
 ) -> NoReturn:
     """Run `python -m module`. `require` raises ConfigError when the engine is not installed."""
+    open_standard_streams()
     parser = _Parser(prog=f"python -m {module}", description=description)
     parser.add_argument("--version", action="version", version=__version__)
     settings.add_to(parser)
@@ -60,10 +67,12 @@ class _Parser(argparse.ArgumentParser):
         wrong = next((word for word in message.split() if word.startswith("--")), "")
         near = difflib.get_close_matches(wrong.partition("=")[0], flags, 1)
         hint = f"; did you mean {near[0]}?" if near and near[0] != wrong else "; see --help"
-        self.exit(2, f"error: {message}{hint}\n")
+        write_error(f"error: {message}{hint}\n")
+        self.exit(2)
 
 
 def _flush() -> None:
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from time import time
+from time import monotonic, time
 from typing import Any, ClassVar, NoReturn
 
 import grpc
@@ -18,7 +18,7 @@ from smg_grpc_servicer.core.engine import Engine
 from smg_grpc_servicer.core.errors import DeadlineExceeded, Unavailable
 from smg_grpc_servicer.core.health import State, StatusBoard
 from smg_grpc_servicer.core.requests import RequestTable
-from smg_grpc_servicer.core.status import refuse
+from smg_grpc_servicer.core.status import details, presentable, refuse
 from smg_grpc_servicer.core.tokenizer import TokenizerSource, chunks
 from smg_grpc_servicer.core.types import Feature
 from smg_grpc_servicer.core.wire import LiveFacts, Message, Wire
@@ -37,8 +37,18 @@ class ControlBodies:
     board: StatusBoard
     table: RequestTable
     tokenizer: TokenizerSource
-    started_at: float
     last_receive_at: float | None
+
+    @property
+    def started_at(self) -> float:
+        """Seconds since the epoch, as the wall clock said when it was set."""
+        return self._started_at
+
+    @started_at.setter
+    def started_at(self, moment: float) -> None:
+        self._started_at = moment
+        # Set late, so what has passed is taken along; from here on a wall clock may jump.
+        self._started_monotonic = monotonic() - max(0.0, time() - moment)
 
     async def HealthCheck(self, request: Message, context: Context) -> Message:
         """Agrees with `grpc.health.v1` readiness."""
@@ -47,12 +57,12 @@ class ControlBodies:
             self._require_started()
             self.board.refresh()
             if not self.board.ready:
-                return self.wire.health_response(False, self.board.reason)
+                return self.wire.health_response(False, presentable(self.board.reason))
             try:
                 await self.engine.check_health()
             except Exception as error:
                 known = self.engine.translate(error)
-                return self.wire.health_response(False, str(known) or type(known).__name__)
+                return self.wire.health_response(False, details(known))
             return self.wire.health_response(True, "OK")
 
         return await self._unary(context, body)
@@ -69,7 +79,7 @@ class ControlBodies:
             self._require_started()
             live = LiveFacts(
                 active_requests=self.table.in_flight,
-                uptime_seconds=time() - self.started_at,
+                uptime_seconds=monotonic() - self._started_monotonic,
                 started_at=self.started_at,
                 last_receive_at=self.last_receive_at,
             )

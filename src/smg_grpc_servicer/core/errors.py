@@ -50,6 +50,14 @@ class EngineDead(Unavailable):
     """The engine is gone for good; readiness and liveness go down with it."""
 
 
+class OutOfRange(ServicerError):
+    """A cursor that cannot be continued; told before the first message, or nobody resyncs."""
+
+
+class DataLoss(ServicerError):
+    """Something a stream should have told is gone; its reader has to begin anew."""
+
+
 class DeadlineExceeded(ServicerError):
     """The engine did not answer in the time it was given."""
 

@@ -19,8 +19,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from smg_grpc_servicer.core.errors import EngineDead, Unavailable
+from smg_grpc_servicer.core.errors import EngineDead, NotFound, Unavailable
 from smg_grpc_servicer.core.stall import Progress, StallRule
+from smg_grpc_servicer.core.status import MAX_TEXT, refuse
 
 log = logging.getLogger(__name__)
 
@@ -236,10 +237,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._board.refresh()
         status = self.status(request.service)
         if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND,
-                f"service: got {request.service!r}, allowed: {self._known()}",
-            )
+            got = request.service[:MAX_TEXT]
+            error = NotFound(f"service: got {got!r}, allowed: {self._known()}")
+            await refuse(context, error)
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:

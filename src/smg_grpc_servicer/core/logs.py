@@ -1,14 +1,17 @@
 """Log output of this package: one handler on its own logger, text or JSON lines.
 
-Engines keep their loggers and handlers. Credentials that slip into a message are masked. A JSON
+Engines keep their loggers and handlers. Credentials that slip into a message are masked, control
+characters in it escaped: what a client sends can neither forge a line nor move a cursor. A JSON
 line has `ts` (RFC 3339, UTC), `level`, `logger`, `msg`, `exc` after an exception, and the fields
 given as `extra`.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import re
 import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, TextIO
@@ -16,6 +19,10 @@ from typing import TYPE_CHECKING, TextIO
 from smg_grpc_servicer.core.redaction import redact_text
 
 PACKAGE = "smg_grpc_servicer"
+
+# With the separators and direction marks that a terminal obeys like control characters.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_CONTROL_BUT_LINES = re.compile(r"(?!\n)" + _CONTROL.pattern)
 
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -56,7 +63,7 @@ class _Handler(StreamHandler):
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-01-31 12:00:00.123 INFO core.server: text`."""
+    """`2026-01-31 12:00:00.123 INFO core.server: text`; a traceback follows on lines of its own."""
 
     default_msec_format = "%s.%03d"
 
@@ -64,17 +71,26 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact_text(super().format(record))
+        return _CONTROL_BUT_LINES.sub(_escaped, redact_text(super().format(record)))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+        # Masked first: a credential is not recognised any more once a break in it is escaped.
+        return _one_line(redact_text(super().formatMessage(record)))
 
 
 class BorrowedFormatter(logging.Formatter):
-    """Somebody else's lines, credentials masked."""
+    """Somebody else's lines, credentials masked and control characters in messages escaped."""
 
     def __init__(self, lender: logging.Formatter) -> None:
         super().__init__()
         self._lender = lender
 
     def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        clean = _one_line(redact_text(message))
+        if clean != message:
+            record = copy.copy(record)
+            record.msg, record.args = clean, None
         return redact_text(self._lender.format(record))
 
 
@@ -95,6 +111,14 @@ class JsonFormatter(logging.Formatter):
             if name not in _PLAIN and name not in line:
                 line[name] = redact_text(value) if isinstance(value, str) else value
         return json.dumps(line, default=_plain, ensure_ascii=False)
+
+
+def _one_line(text: str) -> str:
+    return _CONTROL.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
 
 
 def _plain(value: object) -> str:

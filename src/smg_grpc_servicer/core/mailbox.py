@@ -9,22 +9,33 @@ runs on the event loop; an engine on another thread brings its deltas over with 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import monotonic
 
 from smg_grpc_servicer.core.errors import Exhausted
 from smg_grpc_servicer.core.types import Delta, Finish
 
 MAX_PENDING = 1_000_000
-"""Tokens and log-probabilities that may wait in one mailbox."""
+"""Tokens and log-probabilities that may wait in one mailbox (about 70 bytes each)."""
+MAX_PENDING_IN_ALL = 4_000_000
+"""The same for all mailboxes together; past it the fullest one is given up."""
 
 
 class Pulse:
-    """When the engine last produced anything (`monotonic` seconds); shared by all mailboxes."""
+    """What all mailboxes of a server share; times are `monotonic` seconds."""
 
-    __slots__ = ("last_output",)
+    __slots__ = ("last_output", "on_overflow", "owed", "owed_since", "pending")
 
     def __init__(self) -> None:
         self.last_output: float | None = None
+        """When the engine last produced anything."""
+        self.owed = 0
+        """Requests the engine was given and has not ended."""
+        self.owed_since: float | None = None
+        """When those became more than none."""
+        self.pending = 0
+        """Tokens and log-probabilities that wait in all mailboxes."""
+        self.on_overflow: Callable[[], None] = lambda: None
 
 
 class Mailbox:
@@ -38,6 +49,7 @@ class Mailbox:
         "_error",
         "_limit",
         "_open",
+        "_owed",
         "_pending",
         "_pulse",
         "_size",
@@ -61,6 +73,7 @@ class Mailbox:
         self._pulse = pulse or Pulse()
         self._pending: dict[int, Delta] = {}
         self._size = 0
+        self._owed = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.engine_done = False
@@ -82,6 +95,11 @@ class Mailbox:
     def open_choices(self) -> tuple[int, ...]:
         return tuple(sorted(self._open))
 
+    @property
+    def size(self) -> int:
+        """Tokens and log-probabilities that wait here."""
+        return self._size
+
     # The engine's side.
 
     def put(self, delta: Delta) -> None:
@@ -93,15 +111,19 @@ class Mailbox:
             return
         if delta.finish is not None:
             self._open.discard(index)
-            self.engine_done = self.engine_done or not self._open
+            if not self._open:
+                self.engine_done = True
+                self._settle()
         waiting = self._pending.get(index)
         if waiting is None:
             self._pending[index] = delta
         else:
             _merge(waiting, delta)
-        self._size += _size(delta)
+        self._grow(_size(delta))
         if self._size > self._limit:
-            self._overflow()
+            self.overflow()
+        elif self._pulse.pending > MAX_PENDING_IN_ALL:
+            self._pulse.on_overflow()
         if self._waiter is not None and (self._stream or self.ended):
             self._wake()
 
@@ -110,16 +132,30 @@ class Mailbox:
         if not self.ended:
             self._error = error
             self.engine_done = True
+            self._settle()
             self._wake()
 
     # The core's side.
+
+    def owe(self) -> None:
+        """The engine is given the request: from now on its silence counts."""
+        if not self._owed and not self.ended:
+            self._owed = True
+            self._pulse.owed += 1
+            if self._pulse.owed == 1:
+                self._pulse.owed_since = monotonic()
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        self._drop()
+        self._settle()
 
     def cut(self, error: Exception) -> None:
         """End the stream with an error now; the engine may still be working on it."""
         if not self.ended:
             self._error = error
-            self._pending.clear()
-            self._size = 0
+            self._drop()
+            self._settle()
             self._wake()
 
     def abort(self) -> bool:
@@ -136,9 +172,10 @@ class Mailbox:
                 waiting.finish = Finish("abort")
                 continue
             if waiting is not None:
-                self._size -= _size(waiting)
+                self._grow(-_size(waiting))
             self._pending[index] = Delta(index=index, finish=Finish("abort"))
         self._open.clear()
+        self._settle()
         self._wake()
         return True
 
@@ -149,7 +186,7 @@ class Mailbox:
             return None
         index = next(iter(pending))
         delta = pending.pop(index)
-        self._size -= _size(delta)
+        self._grow(-_size(delta))
         return delta
 
     async def wait(self) -> bool:
@@ -172,16 +209,34 @@ class Mailbox:
     def statistics(self) -> dict[str, int]:
         return {"pending": self._size, "open": len(self._open), "dropped": self.dropped}
 
-    def _overflow(self) -> None:
+    def overflow(self) -> None:
+        """Give up the stream because too much waits in it."""
         size = self._size
         self._open.clear()
-        self._pending.clear()
-        self._size = 0
+        self._drop()
+        self._settle()
         self.engine_done = False
         self._error = Exhausted(
-            f"{size} tokens and logprobs wait to be sent, more than {self._limit}: "
+            f"{size} tokens and logprobs wait to be sent, which is too much: "
             "read faster, or ask for fewer logprobs or tokens"
         )
+        self._wake()
+
+    def _grow(self, amount: int) -> None:
+        self._size += amount
+        self._pulse.pending += amount
+
+    def _drop(self) -> None:
+        self._pending.clear()
+        self._grow(-self._size)
+
+    def _settle(self) -> None:
+        """The engine owes nothing for this request any more."""
+        if self._owed:
+            self._owed = False
+            self._pulse.owed -= 1
+            if not self._pulse.owed:
+                self._pulse.owed_since = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

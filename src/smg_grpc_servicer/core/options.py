@@ -90,7 +90,7 @@ EXIT_ON_DEATH = Setting(
 )
 MAX_MESSAGE_BYTES = Setting(
     "max_message_bytes",
-    parsers.BYTES,
+    parsers.BYTES_INT32,
     512 * 2**20,
     "largest request message accepted",
     "--max-message-bytes",
@@ -98,7 +98,7 @@ MAX_MESSAGE_BYTES = Setting(
 )
 MAX_CONCURRENT_RPCS: Setting[int | None] = Setting(
     "max_concurrent_rpcs",
-    parsers.POSITIVE_INT,
+    parsers.POSITIVE_INT32,
     None,
     "calls served at once, health included; more end RESOURCE_EXHAUSTED; no bound when not set",
     "--max-concurrent-rpcs",
@@ -160,7 +160,13 @@ METRICS_HOST: Setting[str | None] = Setting(
 )
 
 
-def server_settings(engine: str, *, port: int = 50051, host: str = "127.0.0.1") -> Settings:
+def server_settings(
+    engine: str,
+    *,
+    port: int = 50051,
+    host: str = "127.0.0.1",
+    max_message_bytes: int = MAX_MESSAGE_BYTES.default,
+) -> Settings:
     """The standard group for one engine's server; `engine` as in its variables, for example mlx."""
     prefix = f"SMG_{engine.upper()}_SERVICER_METRICS"
     return Settings(
@@ -173,7 +179,7 @@ def server_settings(engine: str, *, port: int = 50051, host: str = "127.0.0.1") 
         DRAIN_SECONDS,
         STALL,
         EXIT_ON_DEATH,
-        MAX_MESSAGE_BYTES,
+        replace(MAX_MESSAGE_BYTES, default=max_message_bytes),
         MAX_CONCURRENT_RPCS,
         MAX_CHUNK_TOKENS,
         REFLECTION,

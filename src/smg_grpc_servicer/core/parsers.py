@@ -34,6 +34,9 @@ class Parser(Generic[T_co]):
     show: Callable[[object], str] = str
     switch: bool = False
     """A boolean: its flag takes no value and has a `--no-` form."""
+    service_link: bool = False
+    """A port. Kubernetes puts `<SERVICE>_PORT=tcp://ADDRESS:PORT` into every pod's environment for
+    each service around, so a variable of that form is nobody's choice."""
     many: bool = False
     """A list: its flag takes several words, its variable separates them with commas."""
 
@@ -68,14 +71,17 @@ def _boolean(text: str) -> bool:
     return word in _TRUE
 
 
-def _bytes(text: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError
-    value = int(float(match[1]) * _UNITS[(match[2] or "").lower()])
-    if value <= 0:
-        raise ValueError
-    return value
+def _size(low: int, high: int | None, allowed: str) -> Parser[int]:
+    def parse(text: str) -> int:
+        match = _SIZE.fullmatch(text.strip())
+        if match is None:
+            raise ValueError
+        value = int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+        if value < low or (high is not None and value > high):
+            raise ValueError
+        return value
+
+    return Parser(parse, allowed, "SIZE", show=show_bytes)
 
 
 def show_bytes(value: object) -> str:
@@ -109,13 +115,26 @@ def _text(text: str) -> str:
     return text.strip()
 
 
-PORT = Parser(network.parse_port, "a port number from 0 (any free one) to 65535", "PORT")
+INT32_MAX = 2**31 - 1
+"""gRPC keeps its channel arguments in a C int."""
+
+PORT = Parser(
+    network.parse_port,
+    "a port number from 0 (any free one) to 65535",
+    "PORT",
+    service_link=True,
+)
 HOST = Parser(network.parse_host, "an IPv4 or IPv6 address or a host name, without a port", "HOST")
 POSITIVE_INT = _integer(1, None, "a whole number of at least 1")
+POSITIVE_INT32 = _integer(1, INT32_MAX, f"a whole number from 1 to {INT32_MAX}")
 COUNT = _integer(0, None, "a whole number of at least 0")
 SECONDS = _number(True, "seconds, 0 or more")
 POSITIVE_SECONDS = _number(False, "seconds, more than 0")
-BYTES = Parser(_bytes, "a size in bytes such as 1048576, 512MiB or 2G", "SIZE", show=show_bytes)
+BYTES = _size(1, None, "a size in bytes such as 1048576, 512MiB or 2G")
+BYTES_OR_ZERO = _size(0, None, "a size in bytes such as 1048576, 512MiB or 2G, or 0")
+BYTES_INT32 = _size(
+    1, INT32_MAX, f"a size in bytes such as 1048576 or 512MiB, of at most {INT32_MAX}"
+)
 BOOLEAN = Parser(
     _boolean,
     "1, true, yes, on or 0, false, no, off",

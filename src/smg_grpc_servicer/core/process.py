@@ -17,9 +17,10 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.redaction import redact_text
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,43 @@ def run(main: Callable[[], Coroutine[Any, Any, int]], *, event_loop: str = "auto
 
 def print_config_error(error: ConfigError) -> None:
     """The faults, one a line, on standard error."""
-    for line in str(error).splitlines():
-        sys.stderr.write(f"error: {line}\n")
+    write_error("".join(f"error: {line}\n" for line in str(error).splitlines()))
+
+
+def write_error(text: str) -> None:
+    """`text` on standard error, credentials masked; whoever cannot be told changes no exit code."""
+    try:
+        sys.stderr.write(redact_text(text))
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):  # there is none, it is full, it was closed
+        # The text is still in the stream's buffer, and a flush that fails while the interpreter
+        # ends turns every exit code into 120. A stream that is not there is not flushed.
+        sys.stderr = None
+
+
+def open_standard_streams() -> None:
+    """Descriptors 0, 1 and 2 that were closed when the process began lead to /dev/null.
+
+    The next file or socket would get their number otherwise: libuv aborts then, and what a library
+    writes as standard error would go down a connection.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is given out: this one, as those before it are open by now.
+            opened = os.open(os.devnull, os.O_RDWR)
+            assert opened == number
+            os.set_inheritable(number, True)
+    # Python leaves None where it found no descriptor.
+    if sys.stdout is None:
+        sys.stdout = _stream(1)
+    if sys.stderr is None:
+        sys.stderr = _stream(2)
+
+
+def _stream(number: int) -> TextIO:
+    return os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _runner(event_loop: str) -> Callable[[Coroutine[Any, Any, int]], int]:

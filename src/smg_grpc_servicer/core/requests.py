@@ -13,6 +13,10 @@ from smg_grpc_servicer.core.errors import AlreadyExists, InvalidArgument
 from smg_grpc_servicer.core.mailbox import Mailbox, Pulse
 
 
+MAX_ID = 512
+"""Characters of a request id; the gateway's have about 70."""
+
+
 class Phase(Enum):
     """How far a request has come at the engine."""
 
@@ -25,11 +29,12 @@ class Phase(Enum):
 class Ticket:
     """One admitted request: its id, its mailbox, and whether the engine still works on it."""
 
-    __slots__ = ("admitted_at", "mailbox", "phase", "request_id")
+    __slots__ = ("admitted_at", "mailbox", "phase", "request_id", "stream")
 
-    def __init__(self, request_id: str, mailbox: Mailbox) -> None:
+    def __init__(self, request_id: str, mailbox: Mailbox, *, stream: bool) -> None:
         self.request_id = request_id
         self.mailbox = mailbox
+        self.stream = stream
         self.phase = Phase.ADMITTED
         self.admitted_at = monotonic()
 
@@ -57,7 +62,9 @@ class RequestTable:
     def __init__(self) -> None:
         self._tickets: dict[str, Ticket] = {}
         self._pulse = Pulse()
-        self._busy_since: float | None = None
+        self._pulse.on_overflow = self._give_up_fullest
+        self._streams = 0
+        self._streaming_since: float | None = None
 
     @property
     def in_flight(self) -> int:
@@ -70,8 +77,17 @@ class RequestTable:
 
     @property
     def busy_since(self) -> float | None:
-        """When the table last became non-empty; None while it is empty."""
-        return self._busy_since
+        """Since when the engine has owed something; None while it owes nothing.
+
+        A request that is still being prepared, or whose reader is slow, is in flight but owed
+        nothing: its silence is not the engine's.
+        """
+        return self._pulse.owed_since
+
+    @property
+    def streaming_since(self) -> float | None:
+        """When the first of the streamed requests in flight began; None while there is none."""
+        return self._streaming_since
 
     def admit(self, request_id: str, choices: int = 1, *, stream: bool) -> Ticket:
         """Register a request.
@@ -81,20 +97,29 @@ class RequestTable:
         """
         if not request_id:
             raise InvalidArgument("request_id", "must not be empty")
+        if len(request_id) > MAX_ID:
+            raise InvalidArgument(
+                "request_id", f"must have at most {MAX_ID} characters, got {len(request_id)}"
+            )
         if request_id in self._tickets:
             raise AlreadyExists(f"request_id: {request_id!r} is already in flight")
-        ticket = Ticket(request_id, Mailbox(choices, stream=stream, pulse=self._pulse))
-        if not self._tickets:
-            self._busy_since = ticket.admitted_at
+        ticket = Ticket(
+            request_id, Mailbox(choices, stream=stream, pulse=self._pulse), stream=stream
+        )
         self._tickets[request_id] = ticket
+        self._streams += stream
+        if stream and self._streaming_since is None:
+            self._streaming_since = ticket.admitted_at
         return ticket
 
     def release(self, ticket: Ticket) -> None:
         """The request's exit. Only its own entry goes, never a later one under the same id."""
         if self._tickets.get(ticket.request_id) is ticket:
             del self._tickets[ticket.request_id]
-        if not self._tickets:
-            self._busy_since = None
+            self._streams -= ticket.stream
+            if not self._streams:
+                self._streaming_since = None
+        ticket.mailbox.close()
 
     def abort(self, request_id: str) -> Ticket | None:
         """End a request's stream as aborted; its ticket, or None when there is nothing to end."""
@@ -113,10 +138,17 @@ class RequestTable:
         for ticket in self._tickets.values():
             ticket.mailbox.cut(error)
 
+    def _give_up_fullest(self) -> None:
+        """Too much waits in all mailboxes together: who holds most pays."""
+        fullest = max(self._tickets.values(), key=lambda ticket: ticket.mailbox.size, default=None)
+        if fullest is not None:
+            fullest.mailbox.overflow()
+
     def statistics(self) -> dict[str, int]:
         boxes = [ticket.mailbox.statistics() for ticket in self._tickets.values()]
         return {
             "in_flight": len(self._tickets),
             "pending": sum(box["pending"] for box in boxes),
             "open_choices": sum(box["open"] for box in boxes),
+            "owed": self._pulse.owed,
         }

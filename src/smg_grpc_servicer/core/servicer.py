@@ -8,6 +8,7 @@ and `finally` tells the engine exactly once.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,8 +20,9 @@ import grpc
 from smg_grpc_servicer.core import failpoints
 from smg_grpc_servicer.core.control import ControlBodies
 from smg_grpc_servicer.core.engine import Engine
-from smg_grpc_servicer.core.errors import EngineDead, Exhausted, ServicerError
+from smg_grpc_servicer.core.errors import EngineDead, Exhausted, InvalidArgument
 from smg_grpc_servicer.core.health import StatusBoard
+from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.messages import MAX_MESSAGE_BYTES, pieces
 from smg_grpc_servicer.core.metrics import Metrics, NullMetrics
 from smg_grpc_servicer.core.record import RequestRecord
@@ -29,7 +31,7 @@ from smg_grpc_servicer.core.status import code, refuse
 from smg_grpc_servicer.core.tokenizer import TokenizerSource
 from smg_grpc_servicer.core.tracing import Spans, trace_context
 from smg_grpc_servicer.core.types import Delta, Feature, GenerateSpec
-from smg_grpc_servicer.core.validate import truncated, validate, validate_prompt
+from smg_grpc_servicer.core.validate import checked_prompt, truncated, validate
 from smg_grpc_servicer.core.wire import Choice, Message
 
 log = logging.getLogger(__name__)
@@ -106,7 +108,7 @@ class CoreServicer(ControlBodies):
         try:
             if failpoints.active:
                 await failpoints.hit("admitted")
-            spec = await self._prompted(spec)
+            spec = await self._prompted(spec, ticket.mailbox)
             await self._submit(spec, ticket)
             await self._write_all(spec, ticket, context, record)
         finally:
@@ -121,43 +123,59 @@ class CoreServicer(ControlBodies):
                 log.debug("request %s", " ".join(f"{k}={v}" for k, v in story.items()), extra=story)
 
     def _admit(self, request_id: str, choices: int, *, stream: bool) -> Ticket:
-        ticket = self.table.admit(request_id, choices, stream=stream)
-        self.board.request_arrived()
-        return ticket
+        return self.table.admit(request_id, choices, stream=stream)
 
     def _release(self, ticket: Ticket) -> None:
         self.table.release(ticket)
         self.board.request_left()
+
+    def _owe(self, ticket: Ticket) -> None:
+        """The engine gets the request: from now on its silence is watched."""
+        ticket.mailbox.owe()
+        self.board.request_arrived()
 
     def _convert(self, request: Message, context: Context) -> GenerateSpec:
         """Proto to core, and everything that can be refused before the engine hears of it."""
         spec = self.wire.generate_spec(request)
         self._require_features(spec.needs)
         facts = self.engine.model_facts()
-        floor = self.engine.min_output_tokens
-        validate(spec, facts, self.wire.path, min_output=floor)
+        validate(spec, facts, self.wire.path, min_output=self.engine.min_output_tokens)
         if spec.text is None:
-            if spec.truncate_prompt is not None:
-                ids = truncated(spec.prompt, spec.truncate_prompt, facts, min_output=floor)
-                spec = replace(spec, prompt=ids)
-            validate_prompt(spec.prompt, facts, self.wire.path, min_output=floor)
+            spec = self._with_prompt(spec, spec.prompt, "prompt")
         trace = trace_context(context.invocation_metadata())
         return replace(spec, trace=trace) if trace else spec
 
-    async def _prompted(self, spec: GenerateSpec) -> GenerateSpec:
-        """A text prompt as token ids, tokenized off the loop by the engine's own tokenizer."""
+    def _with_prompt(self, spec: GenerateSpec, ids: Sequence[int], name: str) -> GenerateSpec:
+        """The request with its checked prompt; `name` is what the caller sent it as."""
+        facts, floor = self.engine.model_facts(), self.engine.min_output_tokens
+        ids = truncated(ids, spec.truncate_prompt, facts, min_output=floor)
+        return replace(
+            spec, prompt=checked_prompt(ids, facts, self.wire.path(name), min_output=floor)
+        )
+
+    async def _prompted(self, spec: GenerateSpec, mailbox: Mailbox) -> GenerateSpec:
+        """A text prompt as token ids, tokenized off the loop by the engine's own tokenizer.
+
+        An abort or a cut that comes meanwhile does not wait for the tokenizer.
+        """
         if spec.text is None:
             return spec
-        facts, floor = self.engine.model_facts(), self.engine.min_output_tokens
-        ids = await self.engine.tokenize(spec.text)
-        ids = truncated(ids, spec.truncate_prompt, facts, min_output=floor)
-        validate_prompt(
-            ids,
-            facts,
-            lambda name: self.wire.path("text" if name == "prompt" else name),
-            min_output=floor,
-        )
-        return replace(spec, prompt=ids)
+        longest = self.engine.max_text_length()
+        if longest is not None and spec.truncate_prompt is None and len(spec.text) > longest:
+            raise InvalidArgument(
+                self.wire.path("text"),
+                f"{len(spec.text)} characters are more than {longest}, the most that can fit into "
+                f"the model's context",
+            )
+        working = asyncio.ensure_future(self.engine.tokenize(spec.text))
+        ended = asyncio.ensure_future(mailbox.wait())
+        try:
+            await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
+            return spec if mailbox.ended else self._with_prompt(spec, working.result(), "text")
+        finally:
+            working.cancel()
+            ended.cancel()
+            await asyncio.gather(working, ended, return_exceptions=True)
 
     async def _submit(self, spec: GenerateSpec, ticket: Ticket) -> None:
         """Hand the request to the engine, unless it was aborted or cut while it was prepared."""
@@ -166,6 +184,7 @@ class CoreServicer(ControlBodies):
         if ticket.mailbox.ended:
             return
         ticket.phase = Phase.SUBMITTING
+        self._owe(ticket)
         try:
             await self.engine.submit(spec, ticket.mailbox)
         except Exception:
@@ -231,8 +250,11 @@ class CoreServicer(ControlBodies):
             self._require_features(frozenset({Feature.EMBED}))
             spec = self.wire.embed_spec(request)
             self._require_features(spec.needs)
-            validate_prompt(spec.prompt, self.engine.model_facts(), self.wire.path, min_output=0)
+            facts = self.engine.model_facts()
+            ids = checked_prompt(spec.prompt, facts, self.wire.path("prompt"), min_output=0)
+            spec = replace(spec, prompt=ids)
             ticket = self._admit(spec.request_id, 1, stream=False)
+            self._owe(ticket)
             try:
                 return self.wire.embed_response(await self.engine.embed(spec))
             finally:
@@ -264,6 +286,3 @@ class CoreServicer(ControlBodies):
 
     def statistics(self) -> dict[str, int]:
         return self.table.statistics()
-
-
-__all__ = ["CoreServicer", "ServicerError"]

@@ -3,7 +3,8 @@
 The flag wins over the variable, the variable over the default, and each value remembers which
 it was. Nothing is parsed until `resolve`, which checks everything and raises one `ConfigError`
 that lists every fault, so a user fixes a command line once. The environment is read, never
-written. A variable that is empty or blank counts as not set.
+written. A variable that is empty or blank counts as not set, and so does a port's that Kubernetes
+set for a service (a warning tells).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HIDDEN = "***"
+
+_SERVICE_LINK = re.compile(r"\s*(tcp|udp|sctp)://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,15 @@ def _pick(
         return _parse(setting, setting.where, text), "flag"
     for name in (setting.env, *setting.old_envs):
         if name is not None and environ.get(name, "").strip():
+            if setting.parse.service_link and _SERVICE_LINK.match(environ[name]):
+                log.warning(
+                    "%s=%r is ignored: Kubernetes set it for a service of that name"
+                    " (enableServiceLinks: false keeps such variables out); use %s",
+                    name,
+                    environ[name],
+                    setting.flag or "another port variable",
+                )
+                continue
             value = _parse(setting, name, environ[name])
             if name in setting.old_envs:
                 log.warning("%s is deprecated; set %s", name, setting.env or setting.flag)

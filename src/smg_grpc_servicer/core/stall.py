@@ -24,7 +24,7 @@ class Progress(Protocol):
 
     @property
     def busy_since(self) -> float | None:
-        """When the requests in flight last became more than none."""
+        """Since when the engine has owed an answer to anybody; None while it owes none."""
         ...
 
 
@@ -37,10 +37,11 @@ class StallRule:
 
     def silence(self, progress: Progress, now: float) -> float | None:
         """Seconds without output while there is work; None when there is none."""
-        if progress.in_flight <= 0:
+        since = progress.busy_since
+        if progress.in_flight <= 0 or since is None:
             return None
-        moments = [m for m in (progress.last_output, progress.busy_since) if m is not None]
-        return max(0.0, now - max(moments)) if moments else 0.0
+        last = progress.last_output
+        return max(0.0, now - (since if last is None else max(last, since)))
 
     def look(self, progress: Progress, now: float) -> bool:
         """Apply the rule now; True when the verdict changed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import Any, NoReturn
 
 import grpc
@@ -17,8 +18,14 @@ from smg_grpc_servicer.core.facts import redact_text
 
 log = logging.getLogger(__name__)
 
-MAX_DETAILS = 2000
-"""Characters of details; headers have a limit of their own on the way (8 KiB by default)."""
+MAX_DETAILS_BYTES = 4096
+"""Of details as they travel; a client's limit for all headers together is 8 KiB by default, and
+what is over it reads RESOURCE_EXHAUSTED there."""
+
+MAX_TEXT = 16 * 1024
+"""Characters that are looked at at all: a field may be megabytes, and so may its error."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{4,}")
 
 CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (errors.InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
@@ -27,6 +34,8 @@ CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (errors.FailedPrecondition, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.Exhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (errors.OutOfRange, grpc.StatusCode.OUT_OF_RANGE),
+    (errors.DataLoss, grpc.StatusCode.DATA_LOSS),
     (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.Unsupported, grpc.StatusCode.UNIMPLEMENTED),
     (errors.Internal, grpc.StatusCode.INTERNAL),
@@ -55,23 +64,43 @@ def innermost(error: BaseException) -> BaseException:
 
 
 def details(error: Exception) -> str:
-    """Words for the client: never empty, no secret, no object address."""
+    """Words for the client: never empty, no secret, no object address, short enough to travel."""
     if isinstance(error, errors.ServicerError):
         text = error.message
     else:
         cause = innermost(error)
         text = str(cause).strip()
         text = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
-    return redact_text(text)[:MAX_DETAILS]
+    return presentable(text)
+
+
+def presentable(text: str) -> str:
+    """`text` without what must not leave and cut to what fits."""
+    if len(text) > MAX_TEXT:
+        text = text[:MAX_TEXT]
+        # Half a credential is not recognised as one, so the last word goes.
+        text = text[: text.rfind(" ")] if " " in text else text
+    return _fitting(_ADDRESS.sub("", redact_text(text)))
+
+
+def _fitting(text: str) -> str:
+    """Cut by the bytes it takes in a header, where all but printable ASCII is percent-encoded."""
+    data = text.encode("utf-8", "backslashreplace")
+    room = MAX_DETAILS_BYTES
+    for end, byte in enumerate(data):
+        room -= 1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3
+        if room < 0:
+            return data[:end].decode("utf-8", "ignore")
+    return data.decode()
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
     """End the RPC with the status of `error`; an unknown one is logged with its traceback."""
-    status = code(error)
+    status, words = code(error), details(error)
     if status is grpc.StatusCode.INTERNAL:
-        log.error("%s", details(error), exc_info=error)
+        log.error("%s", words, exc_info=error)
     else:
-        log.debug("refused with %s: %s", status.name, details(error))
+        log.debug("refused with %s: %s", status.name, words)
     trailers = error.trailers if isinstance(error, errors.ServicerError) else ()
-    await context.abort(status, details(error), trailers)
+    await context.abort(status, words, trailers)
     raise AssertionError("context.abort returned")

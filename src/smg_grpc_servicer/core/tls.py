@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 
 from smg_grpc_servicer.core.errors import ConfigError
-from smg_grpc_servicer.core.files import signature
+from smg_grpc_servicer.core.files import Watched, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -38,35 +38,24 @@ class CertificateSource:
     """The certificates in force; `fetch` is what gRPC asks at every new connection."""
 
     def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self._signature = signature(files.paths)
-        self._current = _read(files)
+        self._mutual = files.client_ca is not None
+        self._files = Watched("TLS files", files.paths, lambda: _read(files))
 
     def credentials(self) -> grpc.ServerCredentials:
         return grpc.dynamic_ssl_server_credentials(
-            self._current,
+            self._files.value,
             self.fetch,  # type: ignore[arg-type] # None for "no change" is grpc's own contract
-            require_client_authentication=self._files.client_ca is not None,
+            require_client_authentication=self._mutual,
         )
 
     def fetch(self) -> grpc.ServerCertificateConfiguration | None:
         """New certificates, or None when those in force stay. Called on gRPC's own threads."""
-        now = signature(self._files.paths)
-        if now == self._signature:
-            return None
-        self._signature = now
-        try:
-            self._current = _read(self._files)
-        except ConfigError as error:
-            log.error("TLS files changed, but the old ones stay: %s", error)
-            return None
-        log.info("TLS files changed and were read again")
-        return self._current
+        return self._files.value if self._files.refresh() else None
 
 
 def _read(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
-    cert = _bytes("--tls-cert", files.cert)
-    key = _bytes("--tls-key", files.key)
+    cert = read_regular("--tls-cert", files.cert)
+    key = read_regular("--tls-key", files.key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # Without a password callable OpenSSL would ask on the terminal.
@@ -80,7 +69,7 @@ def _read(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
         ) from None
     roots = None
     if files.client_ca is not None:
-        roots = _bytes("--tls-client-ca", files.client_ca)
+        roots = read_regular("--tls-client-ca", files.client_ca)
         try:
             context.load_verify_locations(cadata=roots.decode("ascii", "replace"))
         except (ssl.SSLError, ValueError) as error:
@@ -97,13 +86,6 @@ class _EncryptedKeyError(Exception):
 
 def _no_password() -> bytes:
     raise _EncryptedKeyError
-
-
-def _bytes(flag: str, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{flag}: cannot read {str(path)!r} ({error.strerror})") from None
 
 
 def _short(error: Exception) -> str:

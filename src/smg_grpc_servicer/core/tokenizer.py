@@ -92,6 +92,11 @@ def build(
     with ExitStack() as stack:
         files = {name: stack.enter_context(_open(root, name, stores)) for name in names}
         sizes = {name: os.fstat(file.fileno()).st_size for name, file in files.items()}
+        for name in names:
+            if not sizes[name] and _matches(name, TOKENIZER_FILES):
+                raise FailedPrecondition(
+                    f"tokenizer: file {name!r} is empty (an incomplete download?)"
+                )
         if sum(sizes.values()) > max_unpacked_bytes:
             largest = max(names, key=lambda name: sizes[name])
             raise FailedPrecondition(

@@ -7,7 +7,7 @@ so that the error names the field as it stands in the request.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from smg_grpc_servicer.core.errors import InvalidArgument
 from smg_grpc_servicer.core.types import GenerateSpec, LogprobSpec, ModelFacts, Sampling
@@ -15,6 +15,7 @@ from smg_grpc_servicer.core.types import GenerateSpec, LogprobSpec, ModelFacts, 
 Path = Callable[[str], str]
 
 MAX_CHOICES = 128
+MAX_STOP_IDS = 4096
 MAX_SEED = 2**64 - 1
 
 
@@ -39,27 +40,32 @@ def truncated(
     return prompt[len(prompt) - keep :]
 
 
-def validate_prompt(
-    prompt: Iterable[int] | None, facts: ModelFacts, path: Path, *, min_output: int = 1
-) -> None:
-    """Prompt ids against vocabulary and context. :raises InvalidArgument: naming the field."""
-    ids = list(prompt or ())
-    where = path("prompt")
-    if not ids:
+def checked_prompt(
+    prompt: Sequence[int], facts: ModelFacts, where: str, *, min_output: int = 1
+) -> list[int]:
+    """The prompt's ids, checked against context and vocabulary; `where` is the field's path.
+
+    Its length is looked at first: a prompt of ten million ids costs nothing before it is refused.
+
+    :raises InvalidArgument: naming the field.
+    """
+    if not prompt:
         raise InvalidArgument(where, "must not be empty")
+    limit = facts.max_context_length
+    if limit is not None and len(prompt) + min_output > limit:
+        raise InvalidArgument(
+            where,
+            f"the prompt has {len(prompt)} tokens and the model's context length is {limit}"
+            + ("; at least one token of it must be left for the output" if min_output else ""),
+        )
+    ids = list(prompt)
     if facts.vocab_size is not None and max(ids) >= facts.vocab_size:
         at = next(i for i, token in enumerate(ids) if token >= facts.vocab_size)
         raise InvalidArgument(
             f"{where}[{at}]",
             f"token id {ids[at]} is outside the vocabulary of {facts.vocab_size}",
         )
-    limit = facts.max_context_length
-    if limit is not None and len(ids) + min_output > limit:
-        raise InvalidArgument(
-            where,
-            f"the prompt has {len(ids)} tokens and the model's context length is {limit}"
-            + ("; at least one token of it must be left for the output" if min_output else ""),
-        )
+    return ids
 
 
 def _sampling(sampling: Sampling, facts: ModelFacts, path: Path, min_output: int) -> None:
@@ -79,6 +85,11 @@ def _sampling(sampling: Sampling, facts: ModelFacts, path: Path, min_output: int
         raise InvalidArgument(
             path("min_tokens"),
             f"must not exceed {path('max_tokens')} ({top}), got {sampling.min_tokens}",
+        )
+    if len(sampling.stop_token_ids) > MAX_STOP_IDS:
+        raise InvalidArgument(
+            path("stop_token_ids"),
+            f"must have at most {MAX_STOP_IDS} ids, got {len(sampling.stop_token_ids)}",
         )
     for token in sampling.stop_token_ids:
         _token(path("stop_token_ids"), token, facts)

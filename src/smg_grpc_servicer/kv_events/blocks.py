@@ -9,12 +9,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Union
 
 _PREFIX = struct.Struct("<?q")
 PREFIX = _PREFIX.size
 
-Namespace = tuple[Union[str, None], Union[str, None]]
+Namespace = tuple[str | None, str | None]
 """LoRA name and cache salt that a block's hash was computed under."""
 
 NO_NAMESPACE: Namespace = (None, None)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, TypeGuard
 
 import msgspec
 
-Hash = Union[int, bytes]
+Hash = int | bytes
 Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
@@ -105,19 +105,19 @@ class Dropped:
     reason: str
 
 
-AnyStored = Union[Stored, StoredArray]
-AnyRemoved = Union[Removed, RemovedArray]
-Event = Union[Stored, StoredArray, Removed, RemovedArray, Cleared, ClearedArray, Dropped]
+AnyStored = Stored | StoredArray
+AnyRemoved = Removed | RemovedArray
+Event = Stored | StoredArray | Removed | RemovedArray | Cleared | ClearedArray | Dropped
 
 
 class _Maps(msgspec.Struct, array_like=True, gc=False):
     ts: float
-    events: list[Union[Stored, Removed, Cleared]]
+    events: list[Stored | Removed | Cleared]
 
 
 class _Arrays(msgspec.Struct, array_like=True, gc=False):
     ts: float
-    events: list[Union[StoredArray, RemovedArray, ClearedArray]]
+    events: list[StoredArray | RemovedArray | ClearedArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,18 +250,19 @@ def _tokens(value: Any) -> list[int] | None:
     """Token ids; of `[token, next]` pairs (SGLang with EAGLE) the first."""
     if not isinstance(value, list):
         return None
-    if value and all(isinstance(cell, list) and len(cell) == 2 for cell in value):
-        value = [cell[0] for cell in value]
-    if not all(_is_int(token) and 0 <= token < 2**32 for token in value):
+    tokens: list[Any] = value
+    if tokens and all(isinstance(cell, list) and len(cell) == 2 for cell in tokens):
+        tokens = [cell[0] for cell in tokens]
+    if not all(_is_int(token) and 0 <= token < 2**32 for token in tokens):
         return None
-    return value
+    return tokens
 
 
 def _is_hash(value: Any) -> bool:
     return _is_int(value) or (isinstance(value, bytes) and bool(value))
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -93,7 +93,9 @@ class History:
                 return
             self._entries.append(entry)
             self._bytes += len(entry.data) + ENTRY_BYTES
-            while len(self._entries) > self.limit_batches or self._bytes > self.limit_bytes:
+            while len(self._entries) > self.limit_batches or (
+                self._bytes > self.limit_bytes and len(self._entries) > 1
+            ):
                 self._bytes -= len(self._entries.popleft().data) + ENTRY_BYTES
 
     def reset(self, reason: str, last: int | None = None, held_until: float = 0.0) -> None:
@@ -141,6 +143,14 @@ class History:
                 # From the new end, where live readers are.
                 return list(islice(reversed(self._entries), size - start))[::-1]
             return list(islice(self._entries, start, start + count))
+
+    def read(self, epoch: int, sequence: int, count: int) -> list[Entry]:
+        """As `after`, of that epoch only."""
+        with self._lock:
+            if epoch != self._epoch:
+                return []
+        found = self.after(sequence, count)
+        return found if epoch == self._epoch else []
 
     def digest(self, sequence: int) -> int | None:
         """Of the batch with that number, when it is here."""

@@ -7,7 +7,7 @@ all, because the gateway takes a worker out of service for a wrong one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from smg_grpc_proto.generated import common_pb2
@@ -30,6 +30,20 @@ class Activity:
     """Since the last output of any kind, while requests that are reported at every step run."""
     reports_steps: bool | None = None
     prefill_pending_tokens: int | None = None
+
+
+def silence(
+    streaming_since: float | None, outputs: Iterable[float | None], now: float
+) -> float | None:
+    """Seconds without any sign of the engine; None while nothing is in flight that would show it.
+
+    :param streaming_since: when the first of the streamed requests in flight began.
+    :param outputs: when each kind of sign was last seen.
+    """
+    if streaming_since is None:
+        return None
+    signs = [at for at in outputs if at is not None]
+    return max(now - max(streaming_since, *signs), 0.0) if signs else now - streaming_since
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +140,7 @@ class Records:
             max_running_requests=_count(load.max_running_requests) or 0,
             age_ms=min(int(age * 1000), _U32),
             sample=self._count(),
-            engine_silence_ms=None if silence is None else min(int((silence + age) * 1000), _U32),
+            engine_silence_ms=None if silence is None else min(int(silence * 1000), _U32),
             engine_reports_steps=activity.reports_steps,
             prefill_pending_tokens=_count(activity.prefill_pending_tokens),
         )

@@ -7,8 +7,7 @@ to be the very one that stands there, or the answer is of another publisher proc
 from __future__ import annotations
 
 import time
-
-import zmq
+from typing import TYPE_CHECKING
 
 from smg_grpc_servicer.kv_events.blocks import Blocks
 from smg_grpc_servicer.kv_events.decode import Decoder, Undecodable
@@ -17,6 +16,9 @@ from smg_grpc_servicer.kv_events.history import ENTRY_BYTES, Entry
 from smg_grpc_servicer.kv_events.normalize import Normalizer
 from smg_grpc_servicer.kv_events.record import RankRecord
 from smg_grpc_servicer.kv_events.sockets import ReplaySocket
+
+if TYPE_CHECKING:
+    import zmq
 
 SECONDS = 1.5
 """All the time there is: the gateway hangs up when it has seen no headers for 2 s."""

@@ -246,9 +246,7 @@ class RankRecord:
         data = normalizer.batch(sequence, batch)
         self._digest = hash(payload)
         self.counts["batches"] += 1
-        self.history.append(
-            Entry(sequence, data, self._digest, before, normalizer.inputs - before)
-        )
+        self.history.append(Entry(sequence, data, self._digest, before, normalizer.inputs - before))
         return None
 
     def _restart(self, reason: str) -> None:

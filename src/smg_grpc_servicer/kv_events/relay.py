@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import zmq
 
@@ -185,7 +186,7 @@ class Relay:
         return self._ranks[rank].record
 
     def statistics(self) -> dict[str, int]:
-        """Sums over the ranks; all zero after `close` but what counts since the start (`…_total`)."""
+        """Sums over the ranks. After `close` only the counters (`…_total`) are not zero."""
         gauges: Counter[str] = Counter()
         totals: Counter[str] = Counter()
         for at in self._ranks.values():
@@ -199,7 +200,7 @@ class Relay:
             **{f"{name}_total": count for name, count in totals.items()},
         }
 
-    def _call(self, call: Callable[[], None], future: Future[object] | Future[None]) -> None:
+    def _call(self, call: Callable[[], None], future: Future[Any]) -> None:
         if self._thread is None or self._stop:
             future.cancel()
             return
@@ -307,7 +308,7 @@ class Relay:
             if batch is None or at.record.asking:
                 continue  # Of a publisher that is gone; the replay in progress will show it.
             self._follow(at, at.record.live(*batch))
-            if at.record.asking and limit is not None:
+            if at.replay is not None and limit is not None:
                 break
         if read:
             at.probe_at = time.monotonic() + PROBE_SECONDS if at.source.replay else None

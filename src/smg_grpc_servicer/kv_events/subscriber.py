@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Union
 
 from smg_grpc_servicer.kv_events.history import View
 
@@ -40,7 +39,7 @@ class Lost:
     reason: str
 
 
-Step = Union[Wait, Send, Resync, Lost]
+Step = Wait | Send | Resync | Lost
 
 
 class Resume(Enum):

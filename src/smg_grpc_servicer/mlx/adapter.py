@@ -15,7 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smg_grpc_servicer.core.engine import Engine
-from smg_grpc_servicer.core.errors import EngineDead, Unavailable
+from smg_grpc_servicer.core.errors import EngineDead, Exhausted, Unavailable
 from smg_grpc_servicer.core.facts import (
     architectures,
     bos_token_id,
@@ -49,6 +49,8 @@ DEFAULT_TEMPERATURE = 1.0
 DEFAULT_MAX_TOKENS = 256
 """When neither the request nor the model bounds the output."""
 STOP_SECONDS = 5.0
+MAX_TEXTS = 64
+"""Text prompts that may wait for the tokenizer's one thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class MlxEngine(Engine):
         self._uids: dict[str, str] = {}
         """Request id to the runtime's own id, so that an id can be used again at once."""
         self._serial = count(1)
+        self._texts = 0
+        self._max_text_length: int | None = None
         # One thread: a fast tokenizer does not like to be borrowed twice at a time.
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="mlx-tokenize")
 
@@ -103,6 +107,9 @@ class MlxEngine(Engine):
             options.model, adapter_path=options.adapter_path, dtype=self._backend.dtype
         )
         self._facts = _facts(options, self._loaded)
+        if self._loaded.context_length is not None:
+            longest = max(map(len, self._loaded.tokenizer.get_vocab()), default=0)
+            self._max_text_length = self._loaded.context_length * longest or None
         self._runtime = GenerationLoop(
             self._loaded.model,
             deliver=self._hand_over,
@@ -187,8 +194,17 @@ class MlxEngine(Engine):
         loaded = self._loaded
         if loaded is None:
             raise Unavailable("the model is not loaded")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._tokenizing, _encode, loaded.tokenizer, text)
+        if self._texts >= MAX_TEXTS:
+            raise Exhausted(f"{self._texts} texts wait to be tokenized, the most allowed")
+        self._texts += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._tokenizing, _encode, loaded.tokenizer, text)
+        finally:
+            self._texts -= 1
+
+    def max_text_length(self) -> int | None:
+        return self._max_text_length
 
     def _hand_over(self, events: list[Event]) -> None:
         """On the generation thread, once a step."""

@@ -8,12 +8,14 @@ imports the standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import importlib
 import os
+import resource
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -135,7 +137,10 @@ def load_blas(environ: MutableMapping[str, str] = os.environ, platform: str = sy
 
 
 def import_mlx() -> Any:
-    """`mlx.core`, with one clear ImportError when mlx or mlx-lm is not there."""
+    """`mlx.core`, with one clear ImportError when mlx or mlx-lm is not there.
+
+    The process's limits stay as the operator set them.
+    """
     try:
         core = importlib.import_module("mlx.core")
     except ImportError as error:
@@ -145,10 +150,26 @@ def import_mlx() -> Any:
             ) from error
         raise _missing("mlx", error) from error
     try:
-        importlib.import_module("mlx_lm")
+        with _limits_kept():
+            importlib.import_module("mlx_lm")
     except ImportError as error:
         raise _missing("mlx-lm", error) from error
     return core
+
+
+@contextlib.contextmanager
+def _limits_kept() -> Iterator[None]:
+    """Within it nobody changes a resource limit.
+
+    mlx_lm.utils sets 2048 open files while it is imported (0.30 to 0.32): far fewer than a server
+    was given, or, under a lower hard limit, an import that fails.
+    """
+    setrlimit = resource.setrlimit
+    resource.setrlimit = lambda *_: None
+    try:
+        yield
+    finally:
+        resource.setrlimit = setrlimit
 
 
 def _missing(package: str, error: ImportError) -> ImportError:

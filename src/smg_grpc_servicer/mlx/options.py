@@ -71,7 +71,7 @@ MAX_QUEUED_REQUESTS = Setting(
 )
 PROMPT_CACHE_BYTES = Setting(
     "prompt_cache_bytes",
-    parsers.BYTES,
+    parsers.BYTES_OR_ZERO,
     1 << 30,
     "memory for prompts (of more than 64 tokens) that may come again; 0 = no prefix cache",
     "--prompt-cache-bytes",
@@ -94,6 +94,9 @@ COMPILE = Setting(
     "SMG_MLX_COMPILE",
 )
 
+MAX_MESSAGE_BYTES = 32 * 2**20
+"""Token ids and text only, no media: room for eight million ids."""
+
 COALESCING = ("MLX_COALESCE_MS", "MLX_COALESCE_TICK_MS")
 """Variables of the published package that have nothing left to do: no request waits for others."""
 
@@ -111,7 +114,7 @@ def mlx_settings() -> Settings:
         PROMPT_CACHE_BYTES,
         DTYPE,
         COMPILE,
-    ) + server_settings("mlx")
+    ) + server_settings("mlx", max_message_bytes=MAX_MESSAGE_BYTES)
 
 
 def ignored_variables(environ: Mapping[str, str] = os.environ) -> list[str]:

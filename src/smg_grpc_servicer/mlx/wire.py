@@ -43,7 +43,7 @@ class MlxWire(Wire):
         sent = request.sampling_params
         return GenerateSpec(
             request_id=request.request_id,
-            prompt=list(request.tokenized.input_ids),
+            prompt=request.tokenized.input_ids,
             text=request.text if kind == "text" else None,
             sampling=Sampling(
                 temperature=sent.temperature if sent.HasField("temperature") else None,

@@ -76,7 +76,7 @@ class SglangWire(Wire):
         return with_needs(
             GenerateSpec(
                 request_id=request.request_id,
-                prompt=list(request.tokenized.input_ids),
+                prompt=request.tokenized.input_ids,
                 sampling=sampling(request.sampling_params),
                 logprobs=logprob_spec(request, request.logprob_start_len),
                 stream=request.stream,
@@ -141,7 +141,7 @@ class SglangWire(Wire):
             raise InvalidArgument("data_parallel_rank", f"must not be negative, got {rank}")
         return EmbedSpec(
             request.request_id,
-            list(request.tokenized.input_ids),
+            request.tokenized.input_ids,
             rank=rank or None,
             needs=frozenset({Feature.RANK}) if rank else frozenset(),
         )

@@ -72,7 +72,7 @@ class TokenSpeedWire(Wire):
         return with_needs(
             GenerateSpec(
                 request_id=request.request_id,
-                prompt=list(request.tokenized.input_ids),
+                prompt=request.tokenized.input_ids,
                 sampling=sampling(request.sampling_params),
                 logprobs=logprobs(request),
                 stream=request.stream,

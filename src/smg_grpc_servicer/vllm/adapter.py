@@ -325,6 +325,11 @@ class VllmEngine(Engine):
         self.stats.attach(self._llm)
         return self._loads.loads(self.stats.ranks)
 
+    @property
+    def pending_prompt_tokens(self) -> int | None:
+        """Of requests without any output yet; None when some belong to a rank unknown."""
+        return self._loads.pending_tokens
+
     def statistics(self) -> dict[str, int]:
         return {
             "running": len(self._running),

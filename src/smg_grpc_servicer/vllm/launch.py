@@ -29,7 +29,7 @@ from smg_grpc_servicer.core.process import print_config_error
 from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.settings import Values
 from smg_grpc_servicer.core.tracing import Spans
-from smg_grpc_servicer.vllm import log_lines
+from smg_grpc_servicer.vllm import kv_events, log_lines
 from smg_grpc_servicer.vllm.engine_life import EngineLife, Launcher, LauncherChanged
 from smg_grpc_servicer.vllm.options import Plan, as_written, plan
 from smg_grpc_servicer.vllm.wire import VllmWire
@@ -86,6 +86,7 @@ async def serve(args: argparse.Namespace, asked: Plan, launcher: Launcher) -> in
     # A forked engine would hold our port and grpc's locks. vLLM's own command sets the same;
     # `python -m` of the launcher does not. The children read it.
     os.environ.setdefault(START_METHOD, "spawn")
+    kv_events.configure(args)
     board = StatusBoard(stall_seconds=asked.values.get_value(STALL))
     metrics: Metrics | None = None
     if asked.server.metrics_port is not None:

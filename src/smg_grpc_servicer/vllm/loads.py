@@ -193,6 +193,11 @@ class LoadTable:
         tokens = counts.silent_tokens * min(waiting, counts.silent) / counts.silent
         return round(tokens * (1.0 - (counts.hit_rate or 0.0)))
 
+    @property
+    def pending_tokens(self) -> int | None:
+        """Prompt tokens of requests without output; None when not all of them are counted."""
+        return None if self.homeless else sum(c.silent_tokens for c in self.counts.values())
+
     def statistics(self) -> dict[str, int]:
         counts = self.counts.values()
         return {

@@ -20,9 +20,10 @@ from smg_grpc_servicer.core.options import EXIT_ON_DEATH, MAX_CHUNK_TOKENS
 from smg_grpc_servicer.core.requests import RequestTable, Ticket
 from smg_grpc_servicer.core.servicer import CoreServicer
 from smg_grpc_servicer.core.settings import Settings
+from smg_grpc_servicer.core.status import refuse
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.core.wire import Message
-from smg_grpc_servicer.vllm import boards, handover
+from smg_grpc_servicer.vllm import boards, handover, kv_events
 from smg_grpc_servicer.vllm.adapter import VllmEngine
 from smg_grpc_servicer.vllm.stats import StatsListener
 from smg_grpc_servicer.vllm.watch import EngineWatch, exit_later
@@ -104,6 +105,7 @@ class VllmEngineServicer(VllmServicerBase):
             max_chunk_tokens=max_chunk_tokens or values.get_value(MAX_CHUNK_TOKENS),
         )
         self.board.progress = EngineProgress(self.table, engine.stats)
+        self.kv_events = kv_events.service(async_llm, engine, self.table, self.board)
         self.started_at = start_time
         self._exit_seconds = 0.0 if owned else values.get_value(EXIT_ON_DEATH)
         self._exit: asyncio.TimerHandle | None = None
@@ -147,12 +149,25 @@ class VllmEngineServicer(VllmServicerBase):
         await self.engine.look_at_pause()
         return await super().GetServerInfo(request, context)
 
+    async def SubscribeKvEvents(self, request: Message, context: Context) -> None:
+        if self.kv_events is None:
+            await refuse(context, kv_events.NONE)
+        await self.kv_events.subscribe(request, context)
+
     async def close(self) -> None:
         """Stop watching and drop what is open; for those who take a servicer out of service."""
         self._watch.close()
         if self._exit is not None:
             self._exit.cancel()
+        if self.kv_events is not None:
+            await self.kv_events.close()
         await self.engine.close()
 
     def statistics(self) -> dict[str, int]:
-        return {**super().statistics(), **self.engine.statistics(), **self._watch.statistics()}
+        events = self.kv_events.statistics() if self.kv_events is not None else {}
+        return {
+            **super().statistics(),
+            **self.engine.statistics(),
+            **self._watch.statistics(),
+            **{f"kv_{name}": value for name, value in events.items()},
+        }

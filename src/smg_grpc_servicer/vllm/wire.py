@@ -64,7 +64,7 @@ class VllmWire(Wire):
         sent = request.sampling_params
         spec = GenerateSpec(
             request_id=request.request_id,
-            prompt=list(request.tokenized.input_ids),
+            prompt=request.tokenized.input_ids,
             text=request.text if kind == "text" else None,
             truncate_prompt=(
                 sent.truncate_prompt_tokens if sent.HasField("truncate_prompt_tokens") else None
@@ -120,7 +120,7 @@ class VllmWire(Wire):
     def embed_spec(self, request: pb.EmbedRequest) -> EmbedSpec:
         if not request.HasField("tokenized"):
             raise InvalidArgument("tokenized", "is required")
-        return EmbedSpec(request.request_id, list(request.tokenized.input_ids))
+        return EmbedSpec(request.request_id, request.tokenized.input_ids)
 
     def embed_response(self, embedding: Embedding) -> pb.EmbedResponse:
         return pb.EmbedResponse(

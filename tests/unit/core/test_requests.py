@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from smg_grpc_servicer.core import mailbox
 from smg_grpc_servicer.core.errors import AlreadyExists, EngineDead, InvalidArgument
 from smg_grpc_servicer.core.requests import Phase, RequestTable
 from smg_grpc_servicer.core.types import Delta, Finish
 
-NOTHING = {"in_flight": 0, "pending": 0, "open_choices": 0}
+NOTHING = {"in_flight": 0, "pending": 0, "open_choices": 0, "owed": 0}
 
 
 def test_an_id_in_flight_is_refused_and_its_owner_not_touched() -> None:
@@ -81,17 +82,57 @@ def test_a_request_that_never_reached_the_engine_is_not_aborted_there() -> None:
     assert not RequestTable().admit("x", stream=True).leaving()
 
 
-def test_busy_since_counts_from_empty_to_not_empty() -> None:
+def test_the_engine_owes_from_the_handing_over_to_its_end() -> None:
+    """What is being prepared, or was finished and not yet read, is no silence of the engine."""
     table = RequestTable()
+    first, second = (table.admit(name, stream=True) for name in "ab")
     assert table.busy_since is None
-    first = table.admit("a", stream=True)
+    first.mailbox.owe()
     since = table.busy_since
-    second = table.admit("b", stream=True)
+    second.mailbox.owe()
+    first.mailbox.put(Delta(token_ids=[1], finish=Finish("stop")))
 
-    table.release(first)
-    assert table.busy_since == since
-    table.release(second)
+    assert table.busy_since == since is not None
+    second.mailbox.put(Delta(finish=Finish("length")))
     assert table.busy_since is None
+    assert table.in_flight == 2
+
+
+@pytest.mark.parametrize("end", ["fail", "cut", "abort", "release"])
+def test_every_end_settles_what_was_owed(end: str) -> None:
+    table = RequestTable()
+    ticket = table.admit("a", stream=True)
+    ticket.mailbox.owe()
+    if end in ("fail", "cut"):
+        getattr(ticket.mailbox, end)(EngineDead("gone"))
+    elif end == "abort":
+        ticket.mailbox.abort()
+    else:
+        table.release(ticket)
+
+    assert table.busy_since is None
+    table.release(ticket)
+    assert table.statistics() == NOTHING
+
+
+def test_the_fullest_mailbox_pays_when_all_hold_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded in sum, not only for each reader that does not read."""
+    monkeypatch.setattr(mailbox, "MAX_PENDING_IN_ALL", 10)
+    table = RequestTable()
+    small, large = (table.admit(name, stream=True) for name in "ab")
+    large.mailbox.put(Delta(token_ids=[1] * 8))
+    small.mailbox.put(Delta(token_ids=[1] * 3))
+
+    assert large.mailbox.ended
+    assert not small.mailbox.ended
+    table.release(large)
+    table.release(small)
+    assert table.statistics() == NOTHING
+
+
+def test_an_endless_id_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="at most 512"):
+        RequestTable().admit("x" * 513, stream=True)
 
 
 def test_a_dead_engine_ends_every_stream() -> None:

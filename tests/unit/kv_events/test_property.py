@@ -112,9 +112,7 @@ class World:
             sequence, payload = self.wire.popleft()
             self.wire.appendleft((sequence, payload[: len(payload) // 2]))
 
-    def restart(
-        self, how: tuple[list[list[dict[str, object]]], bool, bool]
-    ) -> None:
+    def restart(self, how: tuple[list[list[dict[str, object]]], bool, bool]) -> None:
         """Another process with an empty cache. What it says before the relay is connected again is
         not heard; what the old one said is read, as far as it arrived, when the connection breaks.
         """
@@ -207,7 +205,8 @@ def test_the_index_is_the_engines_or_the_subscriber_was_told(
     can_replay: bool, kept: int, batches: int, steps: list[tuple[str, object]]
 ) -> None:
     """C: no batch is ever lost silently: dropped, repeated, reordered, corrupt, of a restarted
-    publisher, or read too late, the subscriber's blocks end as the engine's."""
+    publisher, or read too late, the subscriber's blocks end as the engine's.
+    """
     world = World(can_replay, kept, History(batches))
     for name, argument in steps:
         act = getattr(world, name)

@@ -2,7 +2,9 @@
 
 Bias is added first, then repetition (divides positive, multiplies negative logits of every token
 in prompt or output), then frequency and presence (subtracted, output tokens only), as OpenAI and
-vLLM define them. Token counts live on the device and grow by the step's input tokens.
+vLLM define them. Token counts live on the device and grow by the step's input tokens. Settings and
+results are kept within `LIMIT`: the largest float32 a client may send would make logits infinite,
+and their log-probabilities NaN.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ import numpy as np
 
 from smg_grpc_servicer.core.types import Sampling
 from smg_grpc_servicer.mlx.runtime.job import Row
+
+LIMIT = 1e30
+"""Far beyond any logit, and small enough that its sums, a temperature of 1e-5 and a context's worth
+of penalties stay finite in float32."""
 
 
 class BatchProcessors:
@@ -46,6 +52,7 @@ class BatchProcessors:
             own = own + self._bias
         if self._counts is not None:
             own = self._penalise(own, inputs if self._everyone else inputs[self._index])
+        own = mx.clip(own, -LIMIT, LIMIT)
         if self._everyone:
             return own
         # A copy: the caller still reduces over the untouched logits.
@@ -69,12 +76,14 @@ class BatchProcessors:
                 counts[i, row.tokens[end - 1]] = -1.0
         self._counts = mx.array(counts)
         self._lines = mx.arange(len(rows))
-        repetition = [[r.job.sampling.repetition_penalty or 1.0] for r in rows]
+        repetition = [
+            [min(max(r.job.sampling.repetition_penalty or 1.0, 1 / LIMIT), LIMIT)] for r in rows
+        ]
         self._repeats = any(value != [1.0] for value in repetition)
         self._prompts = mx.array(prompts) if self._repeats else None
         self._repetition = mx.array(repetition, dtype=mx.float32)
-        self._frequency = mx.array([[r.job.sampling.frequency_penalty or 0.0] for r in rows])
-        self._presence = mx.array([[r.job.sampling.presence_penalty or 0.0] for r in rows])
+        self._frequency = mx.array([[_bounded(r.job.sampling.frequency_penalty)] for r in rows])
+        self._presence = mx.array([[_bounded(r.job.sampling.presence_penalty)] for r in rows])
 
     def _penalise(self, logits: mx.array, inputs: mx.array) -> mx.array:
         assert self._counts is not None
@@ -82,6 +91,8 @@ class BatchProcessors:
         seen = self._counts > 0
         if self._prompts is not None:
             scaled = mx.where(logits < 0, logits * self._repetition, logits / self._repetition)
+            # Bounded before the subtraction, where two infinities would make a NaN.
+            scaled = mx.clip(scaled, -LIMIT, LIMIT)
             logits = mx.where(seen | self._prompts, scaled, logits)
         return logits - self._frequency * self._counts - self._presence * seen
 
@@ -98,11 +109,15 @@ def _penalises(sampling: Sampling) -> bool:
     )
 
 
+def _bounded(value: float | None) -> float:
+    return min(max(value or 0.0, -LIMIT), LIMIT)
+
+
 def _bias_matrix(rows: Sequence[Row], vocab: int) -> mx.array | None:
     if not any(row.job.sampling.logit_bias for row in rows):
         return None
     matrix: Any = np.zeros((len(rows), vocab), dtype=np.float32)
     for i, row in enumerate(rows):
         for token, value in row.job.sampling.logit_bias.items():
-            matrix[i, token] = value
+            matrix[i, token] = _bounded(value)
     return mx.array(matrix)

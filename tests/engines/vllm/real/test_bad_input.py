@@ -92,7 +92,11 @@ async def test_no_input_and_a_bad_legacy_host_are_refused(client: Client) -> Non
     bare = await client.send(client.pb.GenerateRequest(request_id="no-input"))
     assert bare.code is grpc.StatusCode.INVALID_ARGUMENT
     assert bare.details.startswith("input")
-    for host, port, field in (("", 5, "remote_host"), ("h", 0, "remote_port"), ("h", 70000, "remote_port")):
+    for host, port, field in (
+        ("", 5, "remote_host"),
+        ("h", 0, "remote_port"),
+        ("h", 70000, "remote_port"),
+    ):
         legacy = request(client, {})
         legacy.kv_transfer_params.remote_host = host
         legacy.kv_transfer_params.remote_port = port
@@ -104,7 +108,7 @@ async def test_no_input_and_a_bad_legacy_host_are_refused(client: Client) -> Non
 async def test_media_is_unimplemented_for_a_text_model(client: Client) -> None:
     references, tensors = request(client, {}), request(client, {})
     references.media_refs.items.add()
-    tensors.mm_inputs.SetInParent()
+    tensors.mm_inputs.mm_hashes.append("one")
     for made in (references, tensors):
         history = await client.send(made)
         assert history.code is grpc.StatusCode.UNIMPLEMENTED, history
@@ -129,8 +133,9 @@ async def test_neighbours_lose_nothing_to_bad_requests(client: Client, server: S
 async def test_constraints_that_ask_for_nothing_are_none(client: Client) -> None:
     """`json_object=false` and empty ones used to fail deep in the engine."""
     plain = await client.ids(GOOD, max_tokens=6)
-    for nothing in ({"json_object": False}, {"json_schema": ""}, {"regex": ""}, {"choice": []}):
-        assert await client.ids(GOOD, max_tokens=6, **nothing) == plain, nothing
+    empty: dict[str, Any] = {"json_object": False, "json_schema": "", "regex": "", "choice": []}
+    for name, nothing in empty.items():
+        assert await client.ids(GOOD, max_tokens=6, **{name: nothing}) == plain, name
 
 
 async def test_max_tokens_past_the_room_is_clamped(client: Client) -> None:

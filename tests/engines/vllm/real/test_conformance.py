@@ -31,6 +31,8 @@ async def test_everything_holds_until_the_exit(model: Path, home: Path, tmp_path
         finally:
             await asyncio.to_thread(suite.end)
         assert await server.exit_code(60) == 0, server.log
-    results = json.loads(report.read_text())
-    print(suite.log)
-    assert results
+    found = json.loads(report.read_text())
+    assert found["failed"] == 0
+    assert found["passed"] > 60
+    ends = [check for check in found["checks"] if check["name"].startswith("shutdown-")]
+    assert {check["outcome"] for check in ends} == {"passed"}, ends

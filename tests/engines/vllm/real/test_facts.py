@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import time
 import zipfile
 from pathlib import Path
@@ -33,6 +32,11 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call
     return refused.value.code(), refused.value.details() or ""
+
+
+def shared_memory() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}:{Path('/dev/shm').stat().st_dev}"
 
 
 async def loads(client: Client) -> Any:
@@ -70,8 +74,7 @@ async def test_server_facts(client: Client) -> None:
     assert info.multimodal_encoder_dtype == "float32"
     assert info.kv_cache_dtype == "auto"
     assert info.constrained_decoding_start == "first_token"
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert info.shm_namespace_id == f"{boot}:{os.stat('/dev/shm').st_dev}"
+    assert info.shm_namespace_id == shared_memory()
     assert info.uptime_seconds > 0
     assert before <= info.last_receive_timestamp <= time.time()
     assert not info.active_requests
@@ -104,7 +107,7 @@ async def test_loads_idle_and_under_load(client: Client) -> None:
     await client.until_active(many)
 
     async def full() -> Any:
-        while (row := await loads(client)).num_running_reqs < SEQUENCES or not row.gen_throughput:
+        while (row := await loads(client)).num_total_reqs < many or not row.gen_throughput:
             assert not any(task.done() for task in running), row
         return row
 

@@ -65,9 +65,7 @@ async def test_the_models_own_end_is_no_stop_the_caller_asked_for(
         assert ended.WhichOneof("matched_stop") is None
         held = (await client.generate(prompt(6, 33), **options)).complete()
         assert (list(held.output_ids), held.finish_reason) == ([token] * 5, "length")
-        asked = (
-            await client.generate(prompt(6, 33), stop_token_ids=[token], **options)
-        ).complete()
+        asked = (await client.generate(prompt(6, 33), stop_token_ids=[token], **options)).complete()
         assert asked.matched_token_id == token
 
 
@@ -103,16 +101,15 @@ async def test_truncation_keeps_the_end_of_a_prompt(client: Client) -> None:
 
 async def test_unset_is_the_models_default_and_zero_is_not(client: Client) -> None:
     """The generation config says 0.7 and 0.95: they hold where nothing was sent, and only there."""
-    ids, options = prompt(9, 36), {"max_tokens": 24, "seed": 11}
+    ids = prompt(9, 36)
+    options: dict[str, Any] = {"max_tokens": 24, "seed": 11}
     request = client.request(ids, **options)
     for name in ("temperature", "top_p"):
         request.sampling_params.ClearField(name)
     unset = list((await client.send(request)).complete().output_ids)
     assert unset == await client.ids(ids, **options, temperature=0.7, top_p=0.95)
     assert unset != await client.ids(ids, **options, temperature=1.0, top_p=1.0)
-    assert await client.ids(ids, **options, temperature=0.0) == await client.ids(
-        ids, max_tokens=24
-    )
+    assert await client.ids(ids, **options, temperature=0.0) == await client.ids(ids, max_tokens=24)
 
 
 async def test_a_request_without_sampling_params_is_served(client: Client) -> None:

@@ -49,7 +49,9 @@ def same_row(rows: Any, at: int, token: int, row: dict[str, list[float]], count:
     if count:
         ids = list(rows.top_logprobs[at].token_ids)
         values = list(rows.top_logprobs[at].values)
-        assert dict(zip(ids, values, strict=True)) == pytest.approx(dict(top(row, count)), abs=CLOSE)
+        assert dict(zip(ids, values, strict=True)) == pytest.approx(
+            dict(top(row, count)), abs=CLOSE
+        )
         assert values == sorted(values, reverse=True)
 
 

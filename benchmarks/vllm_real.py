@@ -1,0 +1,89 @@
+"""What `vllm serve --grpc` costs its launcher process on the CPU engine: ours, then the published.
+
+One engine at a time: two would fight for the cores. CPU per token hardly depends on the moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from benchmarks.support import median
+from benchmarks.vllm_servicer import DIALECT, Load, Target, Work, run
+from tests.support import real_vllm
+from tests.support.servers import ROOT, Server
+
+STREAMS = (64, 256)
+FLAGS = ("--max-model-len", "1024", "--max-num-seqs", "256", "--enforce-eager")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of that process alone, not of its children; Linux."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def served(
+    home: Path, model: Path, package: Path, rounds: int, seen: dict[int, list[Load]]
+) -> None:
+    path = os.pathsep.join((str(package), real_vllm.environment(home)["PYTHONPATH"]))
+    env = real_vllm.environment(home) | {"PYTHONPATH": path}
+    # The published server says nothing when it listens, so its port is chosen here.
+    from benchmarks.support import free_port
+
+    port = free_port()
+    where = ("--host", "127.0.0.1", "--port", str(port))
+    server = Server([real_vllm.command(), "serve", str(model), "--grpc", *where, *FLAGS], env)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = DIALECT.stub(channel)
+            await ready(stub)
+            for _ in range(rounds):
+                for streams in STREAMS:
+                    load = Load()
+                    before = cpu_seconds(server.pid)
+                    await run(stub, Work("real", "", streams, 1, 64), load)
+                    load.cpu = cpu_seconds(server.pid) - before
+                    seen[streams].append(load)
+    finally:
+        await real_vllm.end(server)
+
+
+async def ready(stub: Any) -> None:
+    """Until it generates."""
+    while True:
+        try:
+            await run(stub, Work("warm", "", 1, 1, 2), Load())
+        except grpc.RpcError:
+            await asyncio.sleep(0.5)
+        else:
+            return
+
+
+async def real_targets(published: Path | None, rounds: int) -> list[Target]:
+    seen: dict[str, dict[int, list[Load]]] = {}
+    packages = {"ours": ROOT / "src", **({"published": published} if published else {})}
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        model = home / "model"
+        await real_vllm.run_module(home, "tests.support.tiny_vllm", str(model))
+        for name, package in packages.items():
+            seen[name] = {streams: [] for streams in STREAMS}
+            await served(home, model, package, rounds, seen[name])
+    found: list[Target] = []
+    print(f"\n| vLLM's CPU engine, streams | {' | '.join(seen)} |")
+    print(f"|---|{'---|' * len(seen)}")
+    for streams in STREAMS:
+        costs = {
+            name: median([load.token_us for load in row[streams]]) for name, row in seen.items()
+        }
+        cells = " | ".join(f"{cost:.0f} us a token" for cost in costs.values())
+        print(f"| {streams} | {cells} |")
+        value = costs["ours"] / costs["published"] if "published" in costs else None
+        found.append((f"real engine, launcher CPU, {streams}, of published", value, "<=", 0.7))
+    return found

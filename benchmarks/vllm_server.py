@@ -1,0 +1,162 @@
+"""One server of `vllm_servicer.py`, in a process of its own: `vllm_server.py bare|servicer`.
+
+`servicer` is the VllmEngineServicer of the package that Python finds first, ours or the published
+one, over the same stub of an engine. On standard input it takes `mode NAME` and `cpu`, on standard
+output it tells its port, and then its CPU seconds whenever asked. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import uvloop
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc as pb_grpc
+from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+from tests.support.stub_async_llm import StubAsyncLLM
+
+PACE_SECONDS = 0.005
+"""A step of a paced engine."""
+
+OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.so_reuseport", 0),
+]
+
+
+class BenchLLM(StubAsyncLLM):
+    """Three engines in one.
+
+    - `instant`: all of an answer is there at once, an output for every token; what an output
+      costs to make is paid once
+    - `steps`: one token a step to every request, through vLLM's own collector, which merges
+    - `paced`: the same with a step every `PACE_SECONDS`
+    """
+
+    mode = "steps"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._step = self._wait
+        self._ready: dict[tuple[int, int | None, bool], list[RequestOutput]] = {}
+        # What the published servicer asks an engine for, beside what ours does.
+        self.model_config = self.vllm_config.model_config
+        self.renderer = SimpleNamespace(process_for_engine=lambda prompt, arrival_time: prompt)
+        self.output_processor = SimpleNamespace(external_req_ids={})
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(PACE_SECONDS if self.mode == "paced" else 0)
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: Any, *args: Any, **options: Any
+    ) -> RequestOutputCollector:
+        if self.mode != "instant":
+            return await super().add_request(request_id, prompt, params, *args, **options)
+        collector = RequestOutputCollector(params.output_kind, request_id)
+        asyncio.get_running_loop().call_soon(self._feed, collector, params)
+        return collector
+
+    def _feed(self, collector: RequestOutputCollector, params: Any) -> None:
+        for output in self._outputs(params):
+            collector.put(output)
+
+    async def generate(  # type: ignore[override]
+        self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
+    ) -> AsyncIterator[RequestOutput]:
+        if self.mode == "instant":
+            for output in self._outputs(sampling_params):
+                yield output
+            return
+        async for output in super().generate(prompt, sampling_params, request_id, **options):
+            yield output
+
+    def _outputs(self, params: Any) -> list[RequestOutput]:
+        key = (params.max_tokens, params.logprobs, bool(params.flat_logprobs))
+        if key not in self._ready:
+            self._ready[key] = [_output(at, *key) for at in range(params.max_tokens)]
+        return self._ready[key]
+
+
+def _output(at: int, count: int, logprobs: int | None, flat: bool) -> RequestOutput:
+    over = at == count - 1
+    return RequestOutput(
+        request_id="ready",
+        prompt=None,
+        prompt_token_ids=[5, 6, 7],
+        prompt_logprobs=None,
+        outputs=[
+            CompletionOutput(
+                index=0,
+                text="",
+                token_ids=[3 + at % 900],
+                cumulative_logprob=None,
+                logprobs=None if logprobs is None else _rows(3 + at % 900, logprobs, flat),
+                finish_reason="length" if over else None,
+            )
+        ],
+        finished=over,
+        num_cached_tokens=0,
+    )
+
+
+def _rows(token: int, count: int, flat: bool) -> Any:
+    entries = {token: Logprob(-9.0, 500)}
+    entries |= {(token + 1 + i) % 1000: Logprob(-1.0 - i, i + 1) for i in range(count)}
+    if not flat:
+        return [entries]
+    rows = FlatLogprobs()
+    rows.append(entries)
+    return rows
+
+
+class Bare(pb_grpc.VllmEngineServicer):
+    """The least a streaming handler can do: one ready message again and again."""
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        chunk = pb.GenerateStreamChunk(token_ids=[7], prompt_tokens=3, completion_tokens=9)
+        count = request.sampling_params.logprobs
+        if count:
+            rows = chunk.output_logprobs
+            rows.token_ids.append(7)
+            rows.token_logprobs.append(-9.0)
+            rows.top_logprobs.add(values=[-1.0] * count, token_ids=range(count))
+        message = pb.GenerateResponse(chunk=chunk)
+        for _ in range(request.sampling_params.max_tokens):
+            yield message
+        yield pb.GenerateResponse(complete=pb.GenerateComplete(finish_reason="length"))
+
+
+async def main(kind: str) -> None:
+    llm = BenchLLM()
+    servicer: Any = Bare()
+    if kind == "servicer":
+        from smg_grpc_servicer.vllm.servicer import VllmEngineServicer
+
+        servicer = VllmEngineServicer(llm, time.time())
+    server = grpc.aio.server(options=OPTIONS)
+    pb_grpc.add_VllmEngineServicer_to_server(servicer, server)
+    print("port", server.add_insecure_port("127.0.0.1:0"), flush=True)
+    await server.start()
+    loop = asyncio.get_running_loop()
+    while words := (await loop.run_in_executor(None, sys.stdin.readline)).split():
+        if words[0] == "mode":
+            llm.mode = words[1]
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        print("cpu", used.ru_utime + used.ru_stime, flush=True)
+    await server.stop(0)
+    llm.shutdown()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1]))

@@ -1,0 +1,41 @@
+"""The variables of the relay, and the relay that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from smg_grpc_servicer.core import parsers
+from smg_grpc_servicer.core.settings import Setting, Settings
+from smg_grpc_servicer.kv_events.endpoints import Source
+from smg_grpc_servicer.kv_events.history import DEFAULT_BATCHES, DEFAULT_BYTES
+from smg_grpc_servicer.kv_events.relay import Relay
+
+HISTORY_BATCHES = Setting(
+    "kv_event_history_batches",
+    parsers.POSITIVE_INT,
+    DEFAULT_BATCHES,
+    "batches of KV events kept per rank for subscribers that come back",
+    env="SMG_KV_EVENT_HISTORY_BATCHES",
+)
+HISTORY_BYTES = Setting(
+    "kv_event_history_bytes",
+    parsers.BYTES,
+    DEFAULT_BYTES,
+    "bytes those batches may take per rank",
+    env="SMG_KV_EVENT_HISTORY_BYTES",
+)
+
+
+def relay(sources: Sequence[Source], environ: Mapping[str, str] | None = None) -> Relay:
+    """A started relay.
+
+    :raises ConfigError: a variable or an endpoint cannot work.
+    """
+    values = Settings(HISTORY_BATCHES, HISTORY_BYTES).resolve(environ=environ)
+    made = Relay(
+        sources,
+        batches=values.get_value(HISTORY_BATCHES),
+        limit_bytes=values.get_value(HISTORY_BYTES),
+    )
+    made.start()
+    return made

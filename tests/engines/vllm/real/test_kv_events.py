@@ -1,0 +1,102 @@
+"""KV events of the real engine, with the publisher that a launch gets by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from smg_grpc_proto.generated import common_pb2
+
+from tests.support.client import Client
+from tests.support.kv_served import Subscription
+
+PROMPT = [(7 * at) % 400 + 10 for at in range(700)]
+
+
+@asynccontextmanager
+async def subscribed(client: Client, cursor: int = 0) -> AsyncIterator[Subscription]:
+    request = common_pb2.SubscribeKvEventsRequest(
+        start_sequence_number=cursor, load_records_before_first_batch=True
+    )
+    subscription = Subscription(client.stub.SubscribeKvEvents(request, timeout=60))
+    try:
+        yield subscription
+    finally:
+        subscription.call.cancel()
+
+
+def own_hashes(tokens: list[int], size: int) -> list[int]:
+    """What vLLM itself makes of the whole blocks of a prompt, as the wire has them."""
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core import kv_cache_utils
+
+    kv_cache_utils.init_none_hash(sha256)
+    hashes, parent = [], None
+    for start in range(0, len(tokens) - size + 1, size):
+        block = tuple(tokens[start : start + size])
+        parent = kv_cache_utils.hash_block_tokens(sha256, parent, block, None)
+        hashes.append(int.from_bytes(parent[-8:], "big", signed=True))
+    return hashes
+
+
+async def collect(subscription: Subscription, wanted: int) -> list[Any]:
+    """Stored blocks in order, until there are that many in the index."""
+    while len(subscription.index.blocks) < wanted:
+        await subscription.read()
+    return [
+        block
+        for batch in subscription.batches
+        for event in batch.events
+        for block in event.stored.blocks
+    ]
+
+
+async def test_the_index_is_made_of_vllms_own_hashes(client: Client) -> None:
+    """D: a request's blocks are told, and another subscriber learns the same from the past."""
+    info = await client.stub.GetServerInfo(client.pb.GetServerInfoRequest())
+    size = info.block_size
+    await client.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=5))
+    async with subscribed(client) as subscription:
+        await subscription.read_load()
+        before = len(subscription.index.blocks)
+        await client.ids(PROMPT, max_tokens=1)
+        wanted = own_hashes(PROMPT, size)
+        assert wanted
+        while not {h for _, h in subscription.index.blocks} >= set(wanted):
+            await subscription.read()
+        blocks = await collect(subscription, before)
+        told = {b.block_hash: list(b.token_ids) for b in blocks}
+        for at, block_hash in enumerate(wanted):
+            assert told[block_hash] == PROMPT[at * size : (at + 1) * size]
+
+        again = await client.generate(PROMPT, max_tokens=1)
+        assert again.complete().cached_tokens == len(wanted) * size
+
+        async with subscribed(client) as later:
+            while later.index.blocks != subscription.index.blocks:
+                await later.read()
+            cursor = later.index.cursor
+        await client.ids(PROMPT[::-1], max_tokens=1)
+        async with subscribed(client, cursor) as resumed:
+            (first,) = await resumed.read()
+            assert first.sequence_number == cursor + 1
+
+
+async def test_load_records_tell_of_running_requests(client: Client) -> None:
+    async with subscribed(client) as subscription:
+        call, _ = await client.begin(PROMPT[:20], max_tokens=900)
+        async with asyncio.timeout(20):
+            while True:
+                record = (await subscription.read_load()).load
+                if record.running_requests:
+                    break
+        call.cancel()
+        assert record.engine_reports_steps
+        assert record.HasField("engine_silence_ms")
+        assert record.engine_silence_ms < 3000
+        assert await client.until_active(0) < 5
+        async with asyncio.timeout(20):
+            while (await subscription.read_load()).load.running_requests:
+                pass
