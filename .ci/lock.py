@@ -40,7 +40,7 @@ class Lock:
 _CUDA_ONLY = ("torchaudio", "torchcodec", "torchvision", "triton")
 
 # The extras that core uses; `numpy` comes along with every engine and is read when it is there.
-OPTIONAL = ("cli", "metrics", "otel", "uvloop")
+OPTIONAL = ("cli", "metrics", "otel", "tokenspeed", "uvloop")
 
 LOCK_TABLE = {
     "lint": Lock(Wanted(11, 11), extras=("dev", *OPTIONAL)),

@@ -39,7 +39,7 @@ async def test_chunks_are_deltas_and_add_up_to_the_complete(dialect: Dialect) ->
         assert history.complete().finish_reason == "length"
         assert history.complete().prompt_tokens == len(PROMPT)
         assert engine.aborts == []
-        assert server.servicer.statistics() == {"in_flight": 0, "pending": 0, "open_choices": 0, "owed": 0}
+        assert not any(server.servicer.statistics().values())
 
 
 async def test_a_whole_answer_is_one_message(dialect: Dialect) -> None:

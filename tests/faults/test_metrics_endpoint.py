@@ -85,6 +85,40 @@ async def test_silent_clients_hold_nothing_up(monkeypatch: pytest.MonkeyPatch) -
     assert monotonic() - start < 2
 
 
+async def test_a_client_that_dribbles_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: a byte now and then keeps no thread: the time is for the whole of a connection."""
+    monkeypatch.setattr(metrics_server, "CLIENT_SECONDS", 0.5)
+    server = MetricsServer.start(RecordedMetrics("mlx"), "127.0.0.1", 0)
+    assert server is not None
+    assert metrics_server._Handler.timeout > 2  # so it is not what drops them
+
+    def dribble(connection: socket.socket) -> float:
+        """Seconds until the other side is gone; a byte every tenth of one."""
+        start = monotonic()
+        connection.settimeout(0.1)
+        with connection:
+            while monotonic() - start < 4:
+                try:
+                    connection.sendall(b"G")
+                    if not connection.recv(1000):
+                        break
+                except TimeoutError:
+                    continue
+                except OSError:
+                    break
+        return monotonic() - start
+
+    clients = [
+        socket.create_connection(("127.0.0.1", server.port))
+        for _ in range(metrics_server.MAX_CLIENTS)
+    ]
+    times = await asyncio.gather(*(asyncio.to_thread(dribble, client) for client in clients))
+    assert max(times) < 3
+    assert "smg_servicer_in_flight" in await asyncio.to_thread(scrape, server.port)
+    await until(lambda: not server._server._deadlines)
+    await asyncio.to_thread(server.close)
+
+
 async def test_a_fault_in_what_is_asked_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
     """T6: a failing snapshot ends one scrape, not the endpoint."""
     broken = True

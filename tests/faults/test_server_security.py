@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import ssl
 from collections.abc import AsyncIterator
@@ -126,6 +127,24 @@ async def test_a_bad_rotation_keeps_the_old_pair(
         assert await handshake(address, authority) is None
         install(authority.issue("third"), files)
         assert await handshake(address, authority) is None
+
+
+async def test_a_fifo_in_place_of_a_key(
+    authority: Authority, files: TlsFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing waits for a writer that never comes: the old pair stays, said once, then heals."""
+    async with up(ServerOptions(tls=files)) as address:
+        files.key.unlink()
+        os.mkfifo(files.key)
+        for _ in range(3):
+            assert await handshake(address, authority) is None
+        assert caplog.text.count("the old ones stay: --tls-key: got ") == 1
+        with pytest.raises(ConfigError, match=r"--tls-key: .* not a regular file"):
+            await GrpcServer(ServerOptions(tls=files), StatusBoard()).bind()
+        files.key.unlink()
+        before = await asyncio.to_thread(common_name, address)
+        install(authority.issue("fifth"), files)
+        assert await asyncio.to_thread(common_name, address) != before
 
 
 async def test_mutual_tls_lets_only_known_clients_in(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+from smg_grpc_proto.generated import common_pb2
 
 from smg_grpc_servicer.core.errors import InvalidArgument, Unsupported
 from smg_grpc_servicer.core.types import (
@@ -269,3 +271,13 @@ def test_vllm_takes_json_before_the_typed_address() -> None:
 def test_a_bootstrap_address_keeps_its_room(engine: str, field: str, room: int) -> None:
     got = ask(engine, **{field: {"bootstrap_host": "h", "bootstrap_room": room}})
     assert got.kv_transfer == KvTransfer(host="h", port=None, room=room)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
+@pytest.mark.parametrize("engine", ALL)
+def test_a_flush_waits_a_finite_time(engine: str, seconds: float) -> None:
+    """NaN is less than nothing and more than nothing: it used to reach the loop's timers."""
+    with pytest.raises(InvalidArgument, match="timeout_s: must be a finite number"):
+        WIRES[engine].flush_timeout(common_pb2.FlushCacheRequest(timeout_s=seconds))
+    assert WIRES[engine].flush_timeout(common_pb2.FlushCacheRequest(timeout_s=2)) == 2
+    assert WIRES[engine].flush_timeout(common_pb2.FlushCacheRequest()) is None

@@ -33,7 +33,7 @@ class TokenFile:
     """The tokens in force."""
 
     def __init__(self, path: Path) -> None:
-        self._file = Watched("token file", [path], lambda: _read(path))
+        self._file = Watched("token file", "tokens", [path], lambda: _read(path))
 
     def accepts(self, token: bytes) -> bool:
         """Whether it is one of them; looks for a changed file first."""

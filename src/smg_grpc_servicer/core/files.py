@@ -31,8 +31,9 @@ class Watched(Generic[T]):
     :raises ConfigError: the first reading failed.
     """
 
-    def __init__(self, name: str, paths: Sequence[Path], read: Callable[[], T]) -> None:
+    def __init__(self, name: str, what: str, paths: Sequence[Path], read: Callable[[], T]) -> None:
         self._name = name
+        self._what = what
         self._paths = tuple(paths)
         self._read = read
         self._good = self._told = signature(self._paths)
@@ -49,7 +50,7 @@ class Watched(Generic[T]):
         except ConfigError as error:
             if now != self._told:
                 self._told = now
-                log.error("%s changed, but what it was before stays: %s", self._name, error)
+                log.error("%s changed, but the old %s stay: %s", self._name, self._what, error)
             return False
         self._good = self._told = now
         log.info("%s changed and was read again", self._name)
@@ -69,10 +70,12 @@ def read_regular(flag: str, path: Path) -> bytes:
     try:
         # Without O_NONBLOCK the open of a FIFO would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-            if regular:
-                return file.read()
+        try:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    return file.read()
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise ConfigError(f"{flag}: cannot read {str(path)!r} ({error.strerror})") from None
     raise ConfigError(f"{flag}: got {str(path)!r}, which is not a regular file")

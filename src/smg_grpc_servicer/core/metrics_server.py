@@ -1,18 +1,20 @@
 """The Prometheus endpoint: a small listener of its own, on threads of its own.
 
 It never stops the servicer from starting or serving: a port in use is a warning, a client that
-connects and sends nothing is dropped after `CLIENT_SECONDS`, and no more than `MAX_CLIENTS` are
+is not done `CLIENT_SECONDS` after it connected is dropped, and no more than `MAX_CLIENTS` are
 answered at once. Needs the extra `metrics`; without it `ConfigError` names the extra.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
 from collections.abc import Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from smg_grpc_servicer.core import network
@@ -100,6 +102,8 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, metrics: RecordedMetrics) -> None:
         self.metrics = metrics
         self.slots = threading.BoundedSemaphore(MAX_CLIENTS)
+        self._deadlines: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, *_, address = found[0]
         super().__init__((str(address[0]), int(address[1])), _Handler)
@@ -108,13 +112,34 @@ class _Server(ThreadingHTTPServer):
         if not self.slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        with self._lock:
+            self._deadlines[request] = monotonic() + CLIENT_SECONDS
+        try:
+            super().process_request(request, client_address)
+        except Exception:  # no thread to be had
+            self.slots.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
             self.slots.release()
+
+    def service_actions(self) -> None:
+        """Cut the clients whose time is over; called at each turn of `serve_forever`."""
+        now = monotonic()
+        # Under the lock none of them is closed, so its descriptor is still its own.
+        with self._lock:
+            for request, deadline in self._deadlines.items():
+                if deadline <= now:
+                    with contextlib.suppress(OSError):
+                        request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._deadlines.pop(request, None)
+        super().shutdown_request(request)
 
     def server_bind(self) -> None:
         # The base class asks DNS for its own name here, which can take seconds.
@@ -127,7 +152,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = CLIENT_SECONDS
+    timeout = CLIENT_SECONDS  # of one read or write
     server: _Server
 
     def do_GET(self) -> None:

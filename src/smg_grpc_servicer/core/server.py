@@ -28,6 +28,7 @@ from smg_grpc_servicer.core.metrics_server import MetricsServer, require_extra
 from smg_grpc_servicer.core.options import ServerOptions
 from smg_grpc_servicer.core.process import ExitGuard, signals
 from smg_grpc_servicer.core.tls import CertificateSource
+from smg_grpc_servicer.core.unparsed import RefuseUnparsed
 
 log = logging.getLogger(__name__)
 
@@ -90,12 +91,13 @@ class GrpcServer:
         options = self.options
         if options.metrics_port is not None:
             require_extra()
-        interceptors = []
+        interceptors: list[grpc.aio.ServerInterceptor] = []
         if options.needs_token:
             sources: list[TokenFile | GivenTokens] = [GivenTokens(options.auth_tokens)]
             if options.auth_token_file is not None:
                 sources.append(TokenFile(options.auth_token_file))
             interceptors.append(BearerAuth(*sources))
+        interceptors.append(RefuseUnparsed())
         credentials = None
         if options.tls is not None:
             credentials = CertificateSource(options.tls).credentials()

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import grpc
 
 from smg_grpc_servicer.core import errors
-from smg_grpc_servicer.core.facts import redact_text
+from smg_grpc_servicer.core.redaction import MASK, redact_text
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +76,11 @@ def details(error: Exception) -> str:
 
 def presentable(text: str) -> str:
     """`text` without what must not leave and cut to what fits."""
-    if len(text) > MAX_TEXT:
-        text = text[:MAX_TEXT]
-        # Half a credential is not recognised as one, so the last word goes.
-        text = text[: text.rfind(" ")] if " " in text else text
-    return _fitting(_ADDRESS.sub("", redact_text(text)))
+    shown = _ADDRESS.sub("", redact_text(text[:MAX_TEXT]))
+    if len(text) > MAX_TEXT and len(shown) <= MAX_DETAILS_BYTES:
+        # Its end would be seen, and half a credential is not recognised as one.
+        shown = shown.rpartition(" ")[0] or MASK
+    return _fitting(shown)
 
 
 def _fitting(text: str) -> str:

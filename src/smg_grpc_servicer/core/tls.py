@@ -7,7 +7,6 @@ without a certificate of theirs is refused.
 
 from __future__ import annotations
 
-import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,6 @@ import grpc
 
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.files import Watched, read_regular
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class CertificateSource:
 
     def __init__(self, files: TlsFiles) -> None:
         self._mutual = files.client_ca is not None
-        self._files = Watched("TLS files", files.paths, lambda: _read(files))
+        self._files = Watched("TLS files", "ones", files.paths, lambda: _read(files))
 
     def credentials(self) -> grpc.ServerCredentials:
         return grpc.dynamic_ssl_server_credentials(

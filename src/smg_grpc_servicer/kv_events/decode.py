@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeGuard
 
 import msgspec
 
-Hash = int | bytes
+Hash = int | Annotated[bytes, msgspec.Meta(min_length=1)]
 Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from smg_grpc_servicer.mlx.server import main
+from smg_grpc_servicer.core.quiet import silence_core
 
 if __name__ == "__main__":
+    silence_core()
+    from smg_grpc_servicer.mlx.server import main
+
     main()

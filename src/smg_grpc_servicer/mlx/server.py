@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from smg_grpc_servicer.core.quiet import silence_core
+
+if __name__ == "__main__":
+    silence_core()  # before grpc is imported
+
 import argparse
 import asyncio
 import logging
@@ -23,7 +28,7 @@ from smg_grpc_servicer.mlx.adapter import MlxEngine
 from smg_grpc_servicer.mlx.options import MlxOptions, ignored_variables, mlx_settings
 from smg_grpc_servicer.mlx.servicer import MlxEngineServicer
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("smg_grpc_servicer.mlx.server")  # also where this module is __main__
 
 SWITCH_SECONDS = 0.0005
 """How long a thread keeps the GIL: at Python's 5 ms the generation thread waits a whole step."""

@@ -79,3 +79,41 @@ def test_twice_is_once_and_others_are_left_alone() -> None:
     finally:
         root.removeHandler(other)
     assert out.getvalue().count("only once") == 1
+
+
+FORGED = "id \x1b[2Kone\r\n2026-01-31 12:00:00.000 ERROR root: forged\x00\x85\u2028\u202e end\té"
+SHOWN = r"id \x1b[2Kone\r\n2026-01-31 12:00:00.000 ERROR root: forged\x00\x85\u2028\u202e end\té"
+
+
+@pytest.mark.parametrize("borrowed", [False, True], ids=["ours", "an engine's"])
+def test_control_characters_of_a_message_are_escaped(borrowed: bool) -> None:
+    """What a client sends (a request id, a name) can neither forge a line nor move a cursor."""
+    out = io.StringIO()
+    formatter = logging.Formatter("%(levelname)s %(name)s: %(message)s") if borrowed else None
+    logs.configure("info", "text", out, formatter)
+    log.info("got %s", FORGED)
+    assert out.getvalue().endswith(f"INFO smg_grpc_servicer.test: got {SHOWN}\n")
+    assert len(out.getvalue().splitlines()) == 1
+
+
+def test_a_traceback_keeps_its_lines_and_nothing_else() -> None:
+    out = io.StringIO()
+    logs.configure("info", "text", out)
+    try:
+        raise ValueError("\x1b[2Kone\rtwo")
+    except ValueError:
+        log.exception("failed")
+    lines = out.getvalue().split("\n")
+    assert lines[0].endswith("ERROR smg_grpc_servicer.test: failed")
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[-2:] == [r"ValueError: \x1b[2Kone\rtwo", ""]
+
+
+def test_a_credential_with_a_break_in_it_is_masked_whole() -> None:
+    """Escaping comes after masking, which it must not mislead."""
+    out = io.StringIO()
+    logs.configure("info", "text", out)
+    log.info("password=hunter\x01secretpart")
+    log.info("Authorization: Bearer\nabcdefgh12345678")
+    assert "secretpart" not in out.getvalue()
+    assert "abcdefgh" not in out.getvalue()

@@ -55,3 +55,29 @@ def test_contradictions_are_told_together(tmp_path: Path) -> None:
 
 def test_two_free_ports_do_not_clash() -> None:
     assert options(["--port", "0", "--metrics-port", "0"]).metrics_port == 0
+
+
+@pytest.mark.parametrize("flag", ["--max-message-bytes", "--max-concurrent-rpcs"])
+def test_what_grpc_keeps_in_a_c_int_has_its_bound(flag: str) -> None:
+    """gRPC would raise an OverflowError that names nothing."""
+    name = flag[2:].replace("-", "_")
+    assert server_settings("mlx").resolve({name: "2147483647"}, {})[name] == 2**31 - 1
+    for text in ("2147483648", "9999999999", "9" * 30):
+        with pytest.raises(ConfigError, match=f"{flag}: got '{text}'; allowed: .*2147483647"):
+            options([flag, text])
+
+
+def test_a_servers_own_message_limit_is_its_default() -> None:
+    settings = server_settings("mlx", max_message_bytes=2**25)
+    assert ServerOptions.from_values(settings.resolve({}, {})).max_receive_bytes == 2**25
+    given = settings.resolve({"max_message_bytes": "64MiB"}, {})
+    assert ServerOptions.from_values(given).max_receive_bytes == 2**26
+    assert options([]).max_receive_bytes == 512 * 2**20
+
+
+def test_a_service_link_is_neither_port(caplog: pytest.LogCaptureFixture) -> None:
+    """Services named `smg-servicer` and `smg-mlx-servicer-metrics` in the pod's namespace."""
+    link = "tcp://10.96.0.7:9100"
+    env = {"SMG_SERVICER_PORT": link, "SMG_MLX_SERVICER_METRICS_PORT": link}
+    assert options([], env) == ServerOptions(port=PORT.default)
+    assert [text.partition("=")[0] for text in caplog.messages] == list(env)

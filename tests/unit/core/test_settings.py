@@ -93,6 +93,33 @@ def test_an_old_variable_still_counts_and_warns(caplog: pytest.LogCaptureFixture
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize(
+    "link", ["tcp://10.96.0.7:50051", " TCP://[fd00::7]:1", "udp://10.0.0.1:1"]
+)
+def test_a_service_link_of_kubernetes_is_no_port(
+    link: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service named as our variables begin must not keep the server from starting: told once."""
+    values = resolve(env={"T_PORT": link})
+    assert (values.get_value(PORT), values.sources["port"]) == (50051, "default")
+    (warning,) = caplog.messages
+    assert warning.startswith(f"T_PORT={link!r} is ignored: Kubernetes set it")
+    assert warning.endswith("use --port")
+    caplog.clear()
+    assert resolve("--port", "7", env={"T_PORT": link}).get_value(PORT) == 7
+    assert caplog.messages == []
+
+
+def test_only_a_ports_variable_can_be_a_service_link() -> None:
+    """A flag is somebody's choice, and other variables are never set by Kubernetes."""
+    with pytest.raises(ConfigError, match="--port: got 'tcp://10"):
+        resolve("--port", "tcp://10.96.0.7:50051")
+    with pytest.raises(ConfigError, match="T_LIMIT: got 'tcp://10"):
+        resolve(env={"T_LIMIT": "tcp://10.96.0.7:50051"})
+    with pytest.raises(ConfigError, match="T_PORT: got 'http://10"):
+        resolve(env={"T_PORT": "http://10.96.0.7:50051"})
+
+
 def test_parsing_twice_is_the_same_and_leaves_the_environment_alone() -> None:
     """Weak point 6 of the published package: a flag leaked into later parses and children."""
     before = dict(os.environ)
@@ -140,6 +167,10 @@ GOOD: list[tuple[Parser[Any], str, object]] = [
     (parsers.BYTES, "1.5 KiB", 1536),
     (parsers.BYTES, "2g", 2 * 10**9),
     (parsers.BYTES, "7b", 7),
+    (parsers.BYTES_OR_ZERO, "0", 0),
+    (parsers.BYTES_OR_ZERO, "0MiB", 0),
+    (parsers.BYTES_INT32, "2147483647", 2**31 - 1),
+    (parsers.POSITIVE_INT32, "2147483647", 2**31 - 1),
     (parsers.TEXT, " a ", "a"),
     (parsers.one_of("json", "text"), "JSON", "json"),
 ]
@@ -155,6 +186,12 @@ BAD: list[tuple[Parser[Any], str]] = [
     (parsers.POSITIVE_SECONDS, "0"),
     (parsers.BYTES, "0"),
     (parsers.BYTES, "5 apples"),
+    (parsers.BYTES_OR_ZERO, "-1"),
+    (parsers.BYTES_INT32, "0"),
+    (parsers.BYTES_INT32, "2GiB"),
+    (parsers.BYTES_INT32, "1" * 30),
+    (parsers.POSITIVE_INT32, "0"),
+    (parsers.POSITIVE_INT32, "2147483648"),
     (parsers.BYTES, ""),
     (parsers.BOOLEAN, "2"),
     (parsers.TEXT, "  "),

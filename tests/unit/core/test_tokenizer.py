@@ -189,6 +189,19 @@ def test_git_lfs_pointer_is_not_sent(model: Path) -> None:
         build(model)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "x.model"])
+def test_empty_tokenizer_file_is_not_sent(model: Path, name: str) -> None:
+    """An interrupted download: a gateway would get an archive that no tokenizer can be made of."""
+    (model / name).write_bytes(b"")
+    with pytest.raises(FailedPrecondition, match=f"file '{name}' is empty"):
+        build(model)
+
+
+def test_empty_companion_is_sent_as_it_is(model: Path) -> None:
+    (model / "chat_template.jinja").write_bytes(b"")
+    assert contents(build(model))["chat_template.jinja"] == b""
+
+
 def test_file_that_grows_while_read_is_refused(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -102,3 +103,52 @@ def test_a_strong_frequency_penalty_never_repeats(tiny: Any, prompts: list[list[
         sink.ended("once", "free")
     assert len(set(sink.ids["once"])) == 120
     assert set(sink.ids["free"]) == {77}
+
+
+HUGE = 3.4e38
+EXTREMES = {
+    "frequency": Sampling(temperature=0, frequency_penalty=-HUGE),
+    "all": Sampling(temperature=0, frequency_penalty=HUGE, presence_penalty=HUGE),
+    "repetition": Sampling(temperature=0, repetition_penalty=HUGE),
+    "tiny repetition": Sampling(temperature=0, repetition_penalty=1e-45),
+    "repetition against frequency": Sampling(
+        temperature=0, repetition_penalty=1e-45, frequency_penalty=HUGE, presence_penalty=HUGE
+    ),
+    "bias": Sampling(temperature=0, logit_bias={7: HUGE}),
+    "bias and presence": Sampling(
+        temperature=0, logit_bias={7: HUGE}, presence_penalty=-HUGE, frequency_penalty=-HUGE
+    ),
+    "everything biased": Sampling(
+        temperature=2e-5, logit_bias=dict.fromkeys(range(512), HUGE), top_p=0.5, min_p=0.5
+    ),
+    "everything forbidden": Sampling(
+        temperature=1, logit_bias=dict.fromkeys(range(512), -HUGE), presence_penalty=HUGE
+    ),
+}
+
+
+def test_no_setting_makes_a_logprob_that_is_no_number(tiny: Any, prompts: list[list[int]]) -> None:
+    """Penalties and biases as large as float32 goes: an answer that ends well has finite logprobs,
+    of all ids, and a neighbour's are what they are alone.
+    """
+    with running(tiny.model) as (loop, sink):
+        loop.submit(Job("alone", prompts[3], 8, Sampling(temperature=0), logprobs=-1))
+        sink.ended("alone")
+        loop.submit(Job("neighbour", prompts[3], 8, Sampling(temperature=0), logprobs=-1))
+        for name, sampling in EXTREMES.items():
+            loop.submit(Job(name, prompts[3], 8, sampling, logprobs=-1))
+        sink.ended("neighbour", *EXTREMES)
+    for name in EXTREMES:
+        assert sink.last[name].error is None
+        rows = sink.logprobs[name]
+        assert len(rows.values) == 8
+        flat = [value for row in rows.top_values for value in row]
+        assert len(flat) == 8 * 512
+        assert all(map(math.isfinite, rows.values + flat)), name
+    assert set(sink.ids["bias"]) == {7}
+    assert len(set(sink.ids["all"])) == 8
+    assert sink.ids["neighbour"] == sink.ids["alone"]
+    # A batch of another size sums in another order.
+    np.testing.assert_allclose(
+        sink.logprobs["neighbour"].top_values, sink.logprobs["alone"].top_values, atol=1e-3
+    )

@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from smg_grpc_proto.generated import common_pb2
 
 from tests.support.client import Client
 from tests.support.kv_served import Subscription
+
+pytestmark = pytest.mark.filterwarnings("default")  # vLLM's own, when it is imported here
 
 PROMPT = [(7 * at) % 400 + 10 for at in range(700)]
 
@@ -74,6 +77,10 @@ async def test_the_index_is_made_of_vllms_own_hashes(client: Client) -> None:
         again = await client.generate(PROMPT, max_tokens=1)
         assert again.complete().cached_tokens == len(wanted) * size
 
+        # A cursor has to differ from 0, which asks for everything.
+        await client.ids(PROMPT[1:], max_tokens=1)
+        while not {h for _, h in subscription.index.blocks} >= set(own_hashes(PROMPT[1:], size)):
+            await subscription.read()
         async with subscribed(client) as later:
             while later.index.blocks != subscription.index.blocks:
                 await later.read()

@@ -1,0 +1,188 @@
+"""KV events: what a relay costs per event, what a live block takes, how late a batch is.
+
+Events go through decoding, normalisation, the live-block record, the history and two subscribers'
+messages (parsed and serialized as gRPC does). CPU seconds are this process's own. With
+`--published PYTHON` the published package runs the same batches over the same sockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import sys
+import time
+from random import Random
+
+import msgspec
+import zmq
+from smg_grpc_proto.generated import common_pb2
+
+from smg_grpc_servicer.kv_events.endpoints import Endpoint, Source
+from smg_grpc_servicer.kv_events.history import History
+from smg_grpc_servicer.kv_events.record import RankRecord
+from smg_grpc_servicer.kv_events.relay import Relay
+from smg_grpc_servicer.kv_events.snapshot import Snapshot, State
+from smg_grpc_servicer.kv_events.stream import Stream
+from smg_grpc_servicer.kv_events.subscriber import Place
+
+BLOCK = 16
+VOCAB = 128_000
+
+
+class Traffic:
+    """Batches of an engine under load: chains of blocks stored, the oldest removed."""
+
+    def __init__(self, live: int, seed: int = 1) -> None:
+        self._random = Random(seed)
+        self._live: list[int] = []
+        self._limit = live
+
+    def stored(self) -> dict[str, object]:
+        draw = self._random
+        block = draw.getrandbits(64)
+        parent = self._live[-1] if self._live and draw.random() < 0.9 else None
+        self._live.append(block)
+        return {
+            "type": "BlockStored",
+            "block_hashes": [block],
+            "parent_block_hash": parent,
+            "token_ids": [draw.randrange(VOCAB) for _ in range(BLOCK)],
+            "block_size": BLOCK,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+        }
+
+    def batch(self, stores: int) -> bytes:
+        events = [self.stored() for _ in range(stores)]
+        over = len(self._live) - self._limit
+        if over > 0:
+            gone, self._live = self._live[:over], self._live[over:]
+            events.append({"type": "BlockRemoved", "block_hashes": gone, "medium": "GPU"})
+        return msgspec.msgpack.encode([time.time(), events, 0])
+
+
+async def throughput(batches: list[bytes], subscribers: int = 2) -> float:
+    """Events per CPU second."""
+    history = History(len(batches), 1 << 30)
+    record = RankRecord(0, history, can_replay=False)
+    started = time.process_time()
+    for sequence, payload in enumerate(batches):
+        record.live(sequence, payload)
+    written = 0
+
+    async def write(message: common_pb2.KvEventBatch) -> None:
+        nonlocal written
+        written += len(message.SerializeToString())
+
+    class Histories:
+        histories = {0: history}
+
+    for _ in range(subscribers):
+        stream = Stream(Histories(), write, {0: Place()}, None, early_loads=False)  # type: ignore[arg-type]
+        while (await stream._turn(lambda: None))[0]:
+            pass
+    return record.normalizer.inputs / (time.process_time() - started)
+
+
+def memory(blocks: int) -> tuple[float, float]:
+    """Bytes of this process per live block, and seconds until its snapshot is made."""
+    record = RankRecord(0, History(1, 1), can_replay=False)
+    traffic = Traffic(blocks)
+    before = _resident()
+    for sequence in range(blocks // 100):
+        record.live(sequence, traffic.batch(100))
+    traffic._live.clear()
+    per_block = (_resident() - before) / record.blocks.live
+    last = record.history.last
+    assert last is not None
+    started = time.perf_counter()
+    state = State(0, 0, last, 0, record.blocks.capture())
+    sum(1 for _ in Snapshot(state).chunks())
+    return per_block, time.perf_counter() - started
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:  # noqa: PTH123 - a proc file
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+async def lag(rate: int, seconds: float) -> tuple[float, float]:
+    """Milliseconds from publishing to the event loop, median and p99, at `rate` batches a second."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    publisher = context.socket(zmq.PUB)
+    publisher.sndhwm = 0
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    relay = Relay([Source(0, Endpoint("tcp", "127.0.0.1", port), False, None)], context=context)
+    relay.start()
+    traffic = Traffic(10_000)
+    payloads = [traffic.batch(2) for _ in range(int(rate * seconds))]
+    sent: list[float] = []
+    late: list[float] = []
+    wake = asyncio.Event()
+    relay.listen(wake.set)
+    history = relay.histories[0]
+
+    def publish(sequence: int) -> None:
+        sent.append(time.perf_counter())
+        publisher.send_multipart([b"", sequence.to_bytes(8, "big"), payloads[sequence]])
+
+    while history.last is None:  # until the subscription has arrived
+        publisher.send_multipart([b"", (0).to_bytes(8, "big"), payloads[0]])
+        await asyncio.sleep(0.01)
+    sent.append(0.0)
+
+    async def drive() -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        for sequence in range(1, len(payloads)):
+            delay = start + sequence / rate - loop.time()
+            if delay > 0:
+                await asyncio.sleep(delay)
+            publish(sequence)
+
+    driver = asyncio.create_task(drive())
+    at = history.last or 0
+    while at < len(payloads) - 1:
+        await wake.wait()
+        wake.clear()
+        now = time.perf_counter()
+        for entry in history.after(at, len(payloads)):
+            late.append((now - sent[entry.sequence]) * 1000)
+            at = entry.sequence
+    await driver
+    relay.close()
+    publisher.close(0)
+    context.term()
+    late.sort()
+    return late[len(late) // 2], late[int(len(late) * 0.99)]
+
+
+def main() -> int:
+    """Print the rows; 1 when a target was missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=1_000_000, help="live blocks to hold")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long lag is measured")
+    args = parser.parse_args()
+    traffic = Traffic(20_000)
+    batches = [traffic.batch(4) for _ in range(10_000)]
+    asyncio.run(throughput(batches[:1000]))  # the memo of varints fills once in a life
+    rate = asyncio.run(throughput(batches))
+    median, p99 = asyncio.run(lag(2000, args.seconds))
+    per_block, seconds = memory(args.blocks)
+    rows: list[tuple[str, str]] = [
+        ("events per CPU second, two subscribers", f"{rate:,.0f}"),
+        ("relay lag at 2,000 batches/s, median", f"{median:.2f} ms"),
+        ("relay lag at 2,000 batches/s, p99", f"{p99:.2f} ms"),
+        (f"memory per live block ({args.blocks:,} blocks of {BLOCK} tokens)", f"{per_block:.0f} B"),
+        ("snapshot of them, off the loop", f"{seconds:.1f} s"),
+    ]
+    print("| KV events | |\n|---|---|")
+    for name, value in rows:
+        print(f"| {name} | {value} |")
+    return int(per_block > 400)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""What is told on standard error when a server cannot start."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from smg_grpc_servicer.core.command import command
+from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.options import ServerOptions
+from smg_grpc_servicer.core.process import print_config_error
+from smg_grpc_servicer.core.settings import Settings, Values
+
+URL = "https://user:hunter2pass@host/x"
+
+
+def test_faults_are_told_one_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_config_error(ConfigError("--port: got 'x'\n--tls-key: got '/a/key.pem', not a key"))
+    assert capsys.readouterr().err == (
+        "error: --port: got 'x'\nerror: --tls-key: got '/a/key.pem', not a key\n"
+    )
+
+
+def test_a_password_in_a_setting_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    """Start-up errors go to the same log collectors as log lines, and are masked like them."""
+    print_config_error(ConfigError(f"--model: {URL} is not a directory"))
+    assert (
+        capsys.readouterr().err == "error: --model: https://[redacted]@host/x is not a directory\n"
+    )
+
+
+def test_a_password_in_an_unknown_argument_is_not_repeated(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def serve(values: Values, options: ServerOptions) -> int:
+        raise AssertionError
+
+    with pytest.raises(SystemExit, match="2"):
+        command("x", "", Settings(), serve, argv=["--modell", URL])
+    told = capsys.readouterr().err
+    assert told.startswith("error: unrecognized arguments: --modell https://")
+    assert "hunter2pass" not in told
+
+
+@pytest.mark.parametrize("state", ["absent", "closed", "full"])
+def test_nobody_to_tell_is_no_second_fault(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    stream = None if state == "absent" else Full()
+    if state == "closed":
+        assert stream is not None
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    print_config_error(ConfigError("--port: got 'x'"))
+    assert sys.stderr is None
+
+
+class Full(io.StringIO):
+    def flush(self) -> None:
+        if not self.closed:
+            raise OSError(28, "No space left on device")
