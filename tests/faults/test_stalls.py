@@ -42,7 +42,8 @@ async def test_a_reader_that_does_not_read_is_no_stall() -> None:
     async with served(MLX, FakeEngine(tokens_per_step=100), stall_seconds=0.2) as server:
         request = MLX.generate("lazy", [5], max_tokens=4000, logprobs=200)
         call = server.stub.Generate(request)
-        await until(lambda: server.engine.submitted and not server.engine.statistics()["running"])
+        await until(lambda: server.engine.submitted != [])
+        await until(lambda: not server.engine.statistics()["running"])
         await asyncio.sleep(0.4)
 
         assert server.servicer.table.in_flight == 1

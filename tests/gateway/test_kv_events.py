@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from smg_grpc_servicer.kv_events.service import KvEventService
 from smg_grpc_servicer.mlx import demo
 from smg_grpc_servicer.testing.fake_engine import FakeEngine
 from smg_grpc_servicer.vllm.servicer import VllmServicerBase
-from tests.support.kv_publisher import payload
+from tests.support.kv_publisher import cleared, payload
 from tests.support.kv_served import of
 from tests.support.mlx_client import tokenizer
 from tests.support.router import Router, routing
@@ -29,7 +28,7 @@ from tests.support.wait import until
 from tests.support.zmq_publisher import ZmqPublisher
 
 SIZE = 16
-WORDS = ("one two three four five six seven", "alpha beta gamma delta epsilon zeta eta")
+TEXTS = [" ".join([f"{word} {word}s and {word}"] * 24) for word in ("red", "oak", "sea", "sun")]
 
 
 class Servicer(VllmServicerBase):
@@ -40,6 +39,7 @@ class Servicer(VllmServicerBase):
         self.events = events
         self.served = 0
         self.cursors: list[int] = []
+        """Of each subscription, as it began."""
 
     async def Generate(self, request: Any, context: Any) -> None:
         self.served += 1
@@ -123,22 +123,60 @@ async def always_to(
         assert monotonic() < end, router.log
 
 
-async def test_a_prompt_goes_to_the_worker_that_has_its_blocks(tmp_path: Path) -> None:
-    """J1: by the past, by live events, and by what a restarted publisher says."""
+@asynccontextmanager
+async def cluster(tmp_path: Path) -> AsyncIterator[tuple[Router, str, list[Worker]]]:
+    """Two workers behind a router that has subscribed to both; the model's name."""
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(working()) for _ in range(2)]
-        texts = [" ".join([words] * 12) for words in WORDS]
-        workers[1].holds(texts[0], 1000)
-        options = ("--policy", "cache_aware")
         router = await stack.enter_async_context(
-            routing(tmp_path, *(w.address for w in workers), options=options)
+            routing(tmp_path, *(w.address for w in workers), options=("--policy", "cache_aware"))
         )
         model = workers[0].servicer.engine.model_facts().served_model_name
         await router.serves(model)
         for worker in workers:
             await worker.subscribed()
-        await always_to(router, model, texts[0], workers, 1)
-        workers[0].holds(texts[1], 2000)
-        await always_to(router, model, texts[1], workers, 0)
-        await asyncio.sleep(0)
-        assert all(set(worker.servicer.cursors) == {0} for worker in workers)
+        yield router, model, workers
+
+
+async def test_a_prompt_goes_to_the_worker_that_has_its_blocks(tmp_path: Path) -> None:
+    """And follows its blocks to another worker, which no memory of past requests would do."""
+    async with cluster(tmp_path) as (router, model, workers):
+        for at, text in enumerate(TEXTS):
+            workers[at % 2].holds(text, 1000 * (at + 1))
+        for at, text in enumerate(TEXTS):
+            await always_to(router, model, text, workers, at % 2)
+        workers[0].publisher.publish(payload(cleared(), ts=7.0))
+        workers[1].holds(TEXTS[0], 9000)
+        await always_to(router, model, TEXTS[0], workers, 1)
+        # Nobody had to begin anew for it.
+        assert [worker.servicer.cursors for worker in workers] == [[0], [0]]
+
+
+async def test_a_restarted_publisher_is_resynced(tmp_path: Path) -> None:
+    """D: DATA_LOSS makes the router forget the old process and read the new one from its start."""
+    async with cluster(tmp_path) as (router, model, workers):
+        workers[0].holds(TEXTS[0], 1000)
+        await always_to(router, model, TEXTS[0], workers, 0)
+        old = workers[0].publisher
+        old.close()
+        new = ZmqPublisher(old.endpoint, replay_endpoint=str(old.replay_endpoint))
+        try:
+            workers[0] = Worker(new, workers[0].servicer, workers[0].address)
+            workers[0].holds(TEXTS[1], 2000)
+            workers[1].holds(TEXTS[0], 3000)
+            await always_to(router, model, TEXTS[1], workers, 0)
+            await always_to(router, model, TEXTS[0], workers, 1)
+            assert workers[0].servicer.cursors == [0, 0]
+        finally:
+            new.close()
+
+
+async def test_a_lost_batch_costs_one_resync(tmp_path: Path) -> None:
+    """No endless loop of losses: the router subscribes once more and goes on."""
+    async with cluster(tmp_path) as (router, model, workers):
+        workers[0].holds(TEXTS[0], 1000)
+        await always_to(router, model, TEXTS[0], workers, 0)
+        workers[0].publisher.publish(b"\xc1")
+        workers[0].holds(TEXTS[2], 2000)
+        await always_to(router, model, TEXTS[2], workers, 0)
+        assert workers[0].servicer.cursors == [0, 0]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from smg_grpc_servicer.testing.dialects import DIALECTS
 from tests.support.servers import ROOT, Process, Server
+from tests.support.vllm_wheels import CACHE
 
 VLLM = DIALECTS["vllm"]
 NAME = "tiny"
@@ -50,6 +51,9 @@ def environment(home: Path) -> dict[str, str]:
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "HF_HUB_OFFLINE": "1",
+        # An engine is four interpreters; compiling what they import takes each half a minute.
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(CACHE / "bytecode"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(home / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),

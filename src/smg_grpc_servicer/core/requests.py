@@ -12,7 +12,6 @@ from time import monotonic
 from smg_grpc_servicer.core.errors import AlreadyExists, InvalidArgument
 from smg_grpc_servicer.core.mailbox import Mailbox, Pulse
 
-
 MAX_ID = 512
 """Characters of a request id; the gateway's have about 70."""
 

@@ -86,15 +86,18 @@ def test_the_engine_owes_from_the_handing_over_to_its_end() -> None:
     """What is being prepared, or was finished and not yet read, is no silence of the engine."""
     table = RequestTable()
     first, second = (table.admit(name, stream=True) for name in "ab")
-    assert table.busy_since is None
+    seen = [table.busy_since]
     first.mailbox.owe()
-    since = table.busy_since
+    seen.append(table.busy_since)
     second.mailbox.owe()
     first.mailbox.put(Delta(token_ids=[1], finish=Finish("stop")))
-
-    assert table.busy_since == since is not None
+    seen.append(table.busy_since)
     second.mailbox.put(Delta(finish=Finish("length")))
-    assert table.busy_since is None
+    seen.append(table.busy_since)
+
+    assert (seen[0], seen[3]) == (None, None)
+    assert isinstance(seen[1], float)
+    assert seen[1] == seen[2]
     assert table.in_flight == 2
 
 
