@@ -68,17 +68,24 @@ class Router(Process):
 
     async def serves(self, model: str, seconds: float = 40.0) -> None:
         """Wait until the model is listed and answers: the tokenizer comes after the listing."""
+        await self._answers("/v1/completions", seconds, model=model, prompt="a", max_tokens=1)
+
+    async def embeds(self, model: str, seconds: float = 40.0) -> None:
+        """The same of a model that embeds."""
+        await self._answers("/v1/embeddings", seconds, model=model, input="a")
+
+    async def _answers(self, path: str, seconds: float, **body: Any) -> None:
         end = monotonic() + seconds
         while True:
             try:
-                answer = await self.post("/v1/completions", model=model, prompt="a", max_tokens=1)
+                answer = await self.post(path, **body)
                 if answer.status == 200:
                     return
                 seen = f"{answer.status} {answer.text}"
             except (OSError, http.client.HTTPException) as error:
                 seen = repr(error)
             assert self.running, f"the router has ended:\n{self.log}"
-            assert monotonic() < end, f"{model} is not served ({seen}):\n{self.log}"
+            assert monotonic() < end, f"{body['model']} is not served ({seen}):\n{self.log}"
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
         with closing(_connection(self.port)) as connection:

@@ -7,7 +7,7 @@ RPC ends UNAVAILABLE with the board's reason, after it every RPC is the real ser
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -18,14 +18,22 @@ from smg_grpc_servicer.core.status import refuse
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Rpc = Callable[[Any, Context], Awaitable[Any]]
+Early = Callable[[Any], "ServicerError | None"]
+"""Judges a request that comes before its servicer; None leaves it at UNAVAILABLE."""
 
 
 class LateServicer:
-    """Has one attribute for each of `rpcs`; the real one's have to be coroutine functions."""
+    """Has one attribute for each of `rpcs`; the real one's have to be coroutine functions.
 
-    def __init__(self, rpcs: Iterable[str], board: StatusBoard) -> None:
+    :param early: by RPC, for those with requests that a later try would not cure.
+    """
+
+    def __init__(
+        self, rpcs: Iterable[str], board: StatusBoard, *, early: Mapping[str, Early] | None = None
+    ) -> None:
         self._rpcs = tuple(rpcs)
         self._board = board
+        self._early = dict(early or {})
         self._real: dict[str, Rpc] = {}
         for name in self._rpcs:
             setattr(self, name, self._stand_in(name))
@@ -42,7 +50,9 @@ class LateServicer:
     def _stand_in(self, name: str) -> Rpc:
         async def answer(request: Any, context: Context) -> Any:
             if not self._real:
-                await refuse(context, self._why_not())
+                judge = self._early.get(name)
+                known = judge(request) if judge is not None else None
+                await refuse(context, known or self._why_not())
             return await self._real[name](request, context)
 
         return answer

@@ -7,7 +7,9 @@ raises with a message of its own adds a reason (a file that does not exist).
 from __future__ import annotations
 
 import math
+import os
 import re
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,10 +98,16 @@ def show_bytes(value: object) -> str:
 def _file(text: str) -> Path:
     path = Path(text).expanduser()
     try:
-        with path.open("rb"):
-            return path
+        # Not blocking: opening a FIFO would wait for somebody to write to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ValueError(error.strerror or type(error).__name__) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("not a regular file")
+    finally:
+        os.close(descriptor)
+    return path
 
 
 def _directory(text: str) -> Path:

@@ -20,6 +20,7 @@ from smg_grpc_servicer.core.errors import DataLoss, EngineDead, Internal, OutOfR
 from smg_grpc_servicer.core.health import State, StatusBoard
 from smg_grpc_servicer.core.status import refuse
 from smg_grpc_servicer.kv_events import older
+from smg_grpc_servicer.kv_events.cursor import too_early
 from smg_grpc_servicer.kv_events.history import Entry
 from smg_grpc_servicer.kv_events.relay import Relay
 from smg_grpc_servicer.kv_events.sampler import LoadSampler
@@ -61,8 +62,8 @@ class KvEventService:
             await refuse(context, error)
 
     async def _subscribe(self, request: Message, context: Context) -> None:
+        self._require_serving(request)
         cursor = int(request.start_sequence_number)
-        self._require_serving(cursor)
         host = context.peer().rpartition(":")[0]
         lowest = min(self.relay.ranks)
         places = {rank: Place(named=cursor != 0) for rank in self.relay.ranks}
@@ -141,14 +142,10 @@ class KvEventService:
             )
         return Place.resumed(view, cursor), missed
 
-    def _require_serving(self, cursor: int) -> None:
+    def _require_serving(self, request: Message) -> None:
         board = self.board
         if board.death is None and board.state in (State.LOADING, State.WARMING):
-            if cursor:
-                # Its number can only be one of an engine that is gone, and must not be taken for
-                # one of this engine's later.
-                raise OutOfRange(f"start_sequence_number: got {cursor}, of an earlier engine")
-            raise Unavailable(f"not ready: {board.reason}")
+            raise too_early(request) or Unavailable(f"not ready: {board.reason}")
         board.require_accepting()
 
     def _check(self) -> None:

@@ -63,6 +63,7 @@ _GENERATION = frozenset(
         Feature.TRUNCATION,
     }
 )
+_NO_GENERATION = "generating text with a model that is served for pooling (--runner pooling)"
 _BOTH = frozenset({Feature.FLUSH_CACHE, Feature.PROFILE, Feature.LOADS})
 
 
@@ -139,6 +140,8 @@ class VllmEngine(Engine):
         handover.taken()
 
     async def _submit(self, spec: GenerateSpec, out: Mailbox) -> None:
+        if not self._facts.is_generation:
+            raise Unsupported(self.name, _NO_GENERATION)
         params = self.requests.sampling_params(spec)
         prompt = self.requests.prompt(spec)
         options = self.requests.options(spec)

@@ -29,6 +29,7 @@ from smg_grpc_servicer.core.process import print_config_error
 from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.settings import Values
 from smg_grpc_servicer.core.tracing import Spans
+from smg_grpc_servicer.kv_events.cursor import too_early
 from smg_grpc_servicer.vllm import kv_events, log_lines
 from smg_grpc_servicer.vllm.engine_life import EngineLife, Launcher, LauncherChanged
 from smg_grpc_servicer.vllm.options import Plan, as_written, plan
@@ -92,7 +93,7 @@ async def serve(args: argparse.Namespace, asked: Plan, launcher: Launcher) -> in
     if asked.server.metrics_port is not None:
         metrics = RecordedMetrics("vllm", model_name(args), state=lambda: board.condition)
     spans = tracing.configure("smg-grpc-servicer-vllm")
-    late = LateServicer(_SERVICE.methods_by_name, board)
+    late = LateServicer(_SERVICE.methods_by_name, board, early={"SubscribeKvEvents": too_early})
     server = GrpcServer(asked.server, board, metrics)
     server.add(
         lambda grpc_server: vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(

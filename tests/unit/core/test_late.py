@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
-from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.late import LateServicer
 from smg_grpc_servicer.core.options import ServerOptions
 from smg_grpc_servicer.core.server import GrpcServer
+from smg_grpc_servicer.kv_events.cursor import too_early
 from smg_grpc_servicer.testing import FakeEngine
 from smg_grpc_servicer.testing.dialects import DIALECTS
 from smg_grpc_servicer.testing.servicers import servicer_for
@@ -90,3 +91,19 @@ def test_it_is_filled_once_and_only_with_all_the_rpcs(late: LateServicer) -> Non
     late.fill(LateServicer(SERVICE.methods_by_name, StatusBoard()))
     with pytest.raises(RuntimeError, match="already"):
         late.fill(LateServicer(SERVICE.methods_by_name, StatusBoard()))
+
+
+async def test_a_request_that_no_wait_would_cure_is_told_so(board: StatusBoard) -> None:
+    """A KV-event cursor from before belongs to an engine that is gone."""
+    late = LateServicer(SERVICE.methods_by_name, board, early={"SubscribeKvEvents": too_early})
+    server = GrpcServer(ServerOptions(), board)
+    server.add(lambda s: vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(late, s))
+    address = await server.bind()
+    try:
+        async with grpc.aio.insecure_channel(str(address)) as channel:
+            subscribe = vllm_engine_pb2_grpc.VllmEngineStub(channel).SubscribeKvEvents
+            for cursor, code in ((7, "OUT_OF_RANGE"), (0, "UNAVAILABLE")):
+                request = common_pb2.SubscribeKvEventsRequest(start_sequence_number=cursor)
+                assert (await subscribe(request, timeout=5).code()).name == code
+    finally:
+        await server.stop(0)

@@ -249,3 +249,10 @@ def test_flags_can_stand_apart_in_somebody_elses_namespace() -> None:
         "our_port": "2",
         "our_on": False,
     }
+
+
+def test_a_fifo_is_no_file_and_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(ValueError, match="not a regular file"):
+        parsers.FILE(str(tmp_path / "pipe"))

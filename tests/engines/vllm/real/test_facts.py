@@ -170,15 +170,11 @@ async def test_the_tokenizer_arrives_whole(client: Client, model: Path) -> None:
             assert archive.read(name) == (model / name).read_bytes()
 
 
-async def test_what_a_generating_model_does_not_do(client: Client) -> None:
+async def test_a_generating_model_does_not_embed(client: Client) -> None:
     request = client.pb.EmbedRequest(request_id="e", tokenized={"input_ids": [5, 6]})
     code, details = await refusal(client.stub.Embed(request))
     assert code is grpc.StatusCode.UNIMPLEMENTED
     assert "vLLM" in details
-    events = client.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await events.read()
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_the_log_says_what_it_serves_and_no_more(server: Server, client: Client) -> None:
