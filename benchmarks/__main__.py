@@ -14,6 +14,7 @@ from pathlib import Path
 
 BENCHMARKS = {
     "messages": ("What a streamed message costs the server", ("messages.py",)),
+    "kv_events": ("KV events, from the publisher to two subscribers", ("kv_events.py",)),
     "mlx": ("MLX on a CPU, beside mlx-lm's BatchGenerator", ("mlx_engine.py",)),
     "vllm": (
         "vLLM's servicer, over a stub engine and over vLLM's own",

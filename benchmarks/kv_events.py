@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import resource
+import subprocess
 import sys
 import time
+from pathlib import Path
 from random import Random
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import msgspec
 import zmq
-from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 
 from smg_grpc_servicer.kv_events.endpoints import Endpoint, Source
 from smg_grpc_servicer.kv_events.history import History
@@ -76,11 +83,10 @@ async def throughput(batches: list[bytes], subscribers: int = 2) -> float:
         nonlocal written
         written += len(message.SerializeToString())
 
-    class Histories:
-        histories = {0: history}
+    histories = SimpleNamespace(histories={0: history})
 
     for _ in range(subscribers):
-        stream = Stream(Histories(), write, {0: Place()}, None, early_loads=False)  # type: ignore[arg-type]
+        stream = Stream(histories, write, {0: Place()}, None, early_loads=False)  # type: ignore[arg-type]
         while (await stream._turn(lambda: None))[0]:
             pass
     return record.normalizer.inputs / (time.process_time() - started)
@@ -104,12 +110,70 @@ def memory(blocks: int) -> tuple[float, float]:
 
 
 def _resident() -> int:
-    with open("/proc/self/statm") as file:  # noqa: PTH123 - a proc file
-        return int(file.read().split()[1]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+async def served(python: str, path: str, stores: int, count: int) -> float:
+    """Events per CPU second of a whole server with two gRPC subscribers, in its own process."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    publisher = context.socket(zmq.PUB)
+    publisher.sndhwm = 0
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    traffic = Traffic(20_000)
+    payloads = [traffic.batch(stores) for _ in range(count)]
+    script = str(Path(__file__).with_name("kv_events_child.py"))
+    child = subprocess.Popen(  # noqa: ASYNC220 - before the clock starts
+        [python, script, f"tcp://*:{port}"],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert child.stdout is not None
+    line = next((line for line in child.stdout if line.startswith("PORT ")), None)
+    if line is None:
+        raise SystemExit(f"{python} does not serve; it needs pyzmq and msgspec")
+
+    def send(sequence: int) -> None:
+        publisher.send_multipart([b"", sequence.to_bytes(8, "big"), payloads[sequence]])
+
+    async def read_to(call: Any, sequence: int) -> None:
+        while (await call.read()).sequence_number < sequence:
+            pass
+
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{line.split()[1]}") as channel:
+            stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+            request = common_pb2.SubscribeKvEventsRequest()
+            calls = [stub.SubscribeKvEvents(request, timeout=300) for _ in range(2)]
+            for call in calls:
+                await call.initial_metadata()
+            first = asyncio.gather(*(read_to(call, 0) for call in calls))
+            while not first.done():  # until the subscription has arrived
+                send(0)
+                await asyncio.wait({first}, timeout=0.05)
+            before = _cpu_seconds(child.pid)
+            rest = asyncio.gather(*(read_to(call, count - 1) for call in calls))
+            for sequence in range(1, count):
+                send(sequence)
+                if not sequence % 20:
+                    await asyncio.sleep(0)
+            await rest
+            return stores * count / (_cpu_seconds(child.pid) - before)
+    finally:
+        child.kill()
+        child.wait()
+        context.destroy(0)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def lag(rate: int, seconds: float) -> tuple[float, float]:
-    """Milliseconds from publishing to the event loop, median and p99, at `rate` batches a second."""
+    """Milliseconds from publishing to the loop, median and p99, at `rate` batches a second."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     publisher = context.socket(zmq.PUB)
     publisher.sndhwm = 0
@@ -164,20 +228,36 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=1_000_000, help="live blocks to hold")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long lag is measured")
+    parser.add_argument("--published", metavar="PYTHON", help="a venv with the published package")
+    parser.add_argument("--rounds", type=int, default=3, help="times both servers are measured")
     args = parser.parse_args()
     traffic = Traffic(20_000)
     batches = [traffic.batch(4) for _ in range(10_000)]
     asyncio.run(throughput(batches[:1000]))  # the memo of varints fills once in a life
     rate = asyncio.run(throughput(batches))
-    median, p99 = asyncio.run(lag(2000, args.seconds))
+    typical, p99 = asyncio.run(lag(2000, args.seconds))
     per_block, seconds = memory(args.blocks)
     rows: list[tuple[str, str]] = [
         ("events per CPU second, two subscribers", f"{rate:,.0f}"),
-        ("relay lag at 2,000 batches/s, median", f"{median:.2f} ms"),
+        ("relay lag at 2,000 batches/s, median", f"{typical:.2f} ms"),
         ("relay lag at 2,000 batches/s, p99", f"{p99:.2f} ms"),
         (f"memory per live block ({args.blocks:,} blocks of {BLOCK} tokens)", f"{per_block:.0f} B"),
         ("snapshot of them, off the loop", f"{seconds:.1f} s"),
     ]
+    root = Path(__file__).resolve().parents[1]
+    own = os.pathsep.join((str(root / "src"), str(root)))
+    for stores, count in ((4, 4000), (32, 1000)):
+        ours, theirs = [], []
+        for _ in range(args.rounds):
+            ours.append(asyncio.run(served(sys.executable, own, stores, count)))
+            if args.published:
+                theirs.append(asyncio.run(served(args.published, str(root), stores, count)))
+        name = f"the same of a whole server, {stores} events a batch"
+        rows.append((name, f"{median(ours):,.0f}"))
+        if theirs:
+            rows.append((f"{name}, published", f"{median(theirs):,.0f}"))
+            ratio = median([own / other for own, other in zip(ours, theirs, strict=True)])
+            rows.append(("ratio of the two, median of rounds", f"{ratio:.1f}"))
     print("| KV events | |\n|---|---|")
     for name, value in rows:
         print(f"| {name} | {value} |")

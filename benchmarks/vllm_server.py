@@ -28,6 +28,9 @@ from tests.support.stub_async_llm import StubAsyncLLM
 PACE_SECONDS = 0.005
 """A step of a paced engine."""
 
+BURST = 8
+"""vLLM's output loop goes through all steps that are there before anybody else runs."""
+
 OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -40,8 +43,9 @@ class BenchLLM(StubAsyncLLM):
 
     - `instant`: all of an answer is there at once, an output for every token; what an output
       costs to make is paid once
-    - `steps`: one token a step to every request, through vLLM's own collector, which merges
-    - `paced`: the same with a step every `PACE_SECONDS`
+    - `steps`: one token a step to every request, through vLLM's own collector, which merges; the
+      engine is ahead, so `BURST` steps have queued up for each turn of the loop
+    - `paced`: a step every `PACE_SECONDS`
     """
 
     mode = "steps"
@@ -49,6 +53,7 @@ class BenchLLM(StubAsyncLLM):
     def __init__(self) -> None:
         super().__init__()
         self._step = self._wait
+        self._done = 0
         self._ready: dict[tuple[int, int | None, bool], list[RequestOutput]] = {}
         # What the published servicer asks an engine for, beside what ours does.
         self.model_config = self.vllm_config.model_config
@@ -56,7 +61,11 @@ class BenchLLM(StubAsyncLLM):
         self.output_processor = SimpleNamespace(external_req_ids={})
 
     async def _wait(self) -> None:
-        await asyncio.sleep(PACE_SECONDS if self.mode == "paced" else 0)
+        self._done += 1
+        if self.mode == "paced":
+            await asyncio.sleep(PACE_SECONDS)
+        elif self._done % BURST == 0:
+            await asyncio.sleep(0)
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, **options: Any

@@ -104,7 +104,7 @@ def _file(text: str) -> Path:
         raise ValueError(error.strerror or type(error).__name__) from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("not a regular file")
+            raise ValueError("a directory or device, not a regular file")
     finally:
         os.close(descriptor)
     return path

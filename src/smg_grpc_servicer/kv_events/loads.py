@@ -32,6 +32,9 @@ class Activity:
     prefill_pending_tokens: int | None = None
 
 
+NO_ACTIVITY = Activity()
+
+
 def silence(
     streaming_since: float | None, outputs: Iterable[float | None], now: float
 ) -> float | None:
@@ -46,13 +49,33 @@ def silence(
     return max(now - max(streaming_since, *signs), 0.0) if signs else now - streaming_since
 
 
-@dataclass(frozen=True, slots=True)
 class Sample:
     """One rank's figures and when they were read (`monotonic` seconds)."""
 
-    load: Load
-    read_at: float
-    activity: Activity = Activity()
+    __slots__ = ("activity", "core", "load", "read_at")
+
+    def __init__(self, load: Load, read_at: float, activity: Activity = NO_ACTIVITY) -> None:
+        self.load = load
+        self.read_at = read_at
+        self.activity = activity
+        self.core = _core(load, activity)
+        """What every record of this reading says; made once, for many batches and streams."""
+
+
+def _core(load: Load, activity: Activity) -> common_pb2.EngineLoad:
+    silence = activity.silence_seconds
+    return common_pb2.EngineLoad(
+        running_requests=_count(load.running_requests) or 0,
+        waiting_requests=_count(load.waiting_requests) or 0,
+        waiting_uncached_tokens=_count(load.waiting_uncached_tokens),
+        token_usage=load.token_usage or 0.0,
+        active_token_usage=load.active_token_usage,
+        gen_throughput=load.gen_throughput or 0.0,
+        max_running_requests=_count(load.max_running_requests) or 0,
+        engine_silence_ms=None if silence is None else min(int(silence * 1000), _U32),
+        engine_reports_steps=activity.reports_steps,
+        prefill_pending_tokens=_count(activity.prefill_pending_tokens),
+    )
 
 
 def moved(old: Load, new: Load) -> bool:
@@ -93,26 +116,22 @@ class Records:
         self._sent_at: float | None = None
         self._unmoved = 0
 
-    def with_batch(self, sample: Sample | None, now: float) -> common_pb2.EngineLoad | None:
-        """The record that goes with a batch of events."""
-        if sample is None:
-            return None
-        record = self._core(sample, now)
+    def with_batch(self, batch: common_pb2.KvEventBatch, sample: Sample, now: float) -> None:
+        """Put a record into a batch of events."""
+        self._number(batch.load, sample, now)
         if self._sent_at is None:
-            _telemetry(record, sample.load)
+            _telemetry(batch.load, sample.load)
         self._note(sample.load, now)
         self._unmoved = 0
-        return record
 
-    def alone(self, sample: Sample, now: float) -> common_pb2.EngineLoad:
-        """A `load_only` record."""
-        record = self._core(sample, now)
-        record.load_only = True
-        _telemetry(record, sample.load)
+    def alone(self, batch: common_pb2.KvEventBatch, sample: Sample, now: float) -> None:
+        """Make a batch a `load_only` record."""
+        self._number(batch.load, sample, now)
+        batch.load.load_only = True
+        _telemetry(batch.load, sample.load)
         unmoved = self._sent is not None and not moved(self._sent, sample.load)
         self._unmoved = self._unmoved + 1 if unmoved else 0
         self._note(sample.load, now)
-        return record
 
     def due(self, sample: Sample, now: float) -> bool:
         """Whether it is time for a `load_only` record."""
@@ -126,24 +145,10 @@ class Records:
     def _note(self, load: Load, now: float) -> None:
         self._sent, self._sent_at = load, now
 
-    def _core(self, sample: Sample, now: float) -> common_pb2.EngineLoad:
-        load, activity = sample.load, sample.activity
-        silence = activity.silence_seconds
-        age = max(now - sample.read_at, 0.0)
-        return common_pb2.EngineLoad(
-            running_requests=_count(load.running_requests) or 0,
-            waiting_requests=_count(load.waiting_requests) or 0,
-            waiting_uncached_tokens=_count(load.waiting_uncached_tokens),
-            token_usage=load.token_usage or 0.0,
-            active_token_usage=load.active_token_usage,
-            gen_throughput=load.gen_throughput or 0.0,
-            max_running_requests=_count(load.max_running_requests) or 0,
-            age_ms=min(int(age * 1000), _U32),
-            sample=self._count(),
-            engine_silence_ms=None if silence is None else min(int(silence * 1000), _U32),
-            engine_reports_steps=activity.reports_steps,
-            prefill_pending_tokens=_count(activity.prefill_pending_tokens),
-        )
+    def _number(self, record: common_pb2.EngineLoad, sample: Sample, now: float) -> None:
+        record.MergeFrom(sample.core)
+        record.sample = self._count()
+        record.age_ms = min(max(int((now - sample.read_at) * 1000), 0), _U32)
 
 
 def _telemetry(record: common_pb2.EngineLoad, load: Load) -> None:

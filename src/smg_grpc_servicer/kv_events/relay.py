@@ -131,15 +131,17 @@ class Relay:
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` on the running loop after changes, many at a time; returns the end."""
         loop = asyncio.get_running_loop()
-        told = threading.Event()
+        told = False
 
         def fire() -> None:
-            told.clear()
+            nonlocal told
+            told = False
             callback()
 
         def tell() -> None:
-            if not told.is_set():
-                told.set()
+            nonlocal told
+            if not told:
+                told = True
                 try:
                     loop.call_soon_threadsafe(fire)
                 except RuntimeError:

@@ -98,8 +98,7 @@ class Stream:
             if isinstance(step, Lost):
                 raise DataLoss(f"KV events of rank {rank}: {step.reason}")
             if isinstance(step, Send):
-                await self._send_after(rank, view, step.after)
-                more = True
+                more |= await self._send_after(rank, view, step.after)
             elif isinstance(step, Resync):
                 await self._resync(rank, place, check)
                 more = True
@@ -107,9 +106,12 @@ class Stream:
                 times.append(step.until)
         return more, min(times, default=None)
 
-    async def _send_after(self, rank: int, view: View, after: int) -> None:
-        for entry in self._relay.histories[rank].read(view.epoch, after, _TURN):
+    async def _send_after(self, rank: int, view: View, after: int) -> bool:
+        """Whether there may be more; what came meanwhile has woken the stream anyhow."""
+        entries = self._relay.histories[rank].read(view.epoch, after, _TURN)
+        for entry in entries:
             await self._send(rank, entry, view.epoch)
+        return len(entries) in (0, _TURN)
 
     async def _send(self, rank: int, entry: Entry, epoch: int) -> None:
         batch = common_pb2.KvEventBatch.FromString(entry.data)
@@ -120,9 +122,8 @@ class Stream:
         self._events += entry.events
         if self._loads is not None:
             sample = self._loads.samples.get(rank)
-            record = self._records[rank].with_batch(sample, time.monotonic())
-            if record is not None:
-                batch.load.CopyFrom(record)
+            if sample is not None:
+                self._records[rank].with_batch(batch, sample, time.monotonic())
         await self._write(batch)
         self._places[rank].sent(epoch, entry.sequence)
 
@@ -151,11 +152,8 @@ class Stream:
                 continue
             if not records.due(sample, now):
                 continue
-            await self._write(
-                common_pb2.KvEventBatch(
-                    sequence_number=place.at or 0,
-                    timestamp=time.time(),
-                    dp_rank=rank,
-                    load=records.alone(sample, now),
-                )
+            batch = common_pb2.KvEventBatch(
+                sequence_number=place.at or 0, timestamp=time.time(), dp_rank=rank
             )
+            records.alone(batch, sample, now)
+            await self._write(batch)

@@ -21,7 +21,7 @@ from itertools import count
 from typing import Any, ClassVar
 
 from smg_grpc_servicer.core.engine import Engine
-from smg_grpc_servicer.core.errors import EngineDead, FailedPrecondition
+from smg_grpc_servicer.core.errors import EngineDead, FailedPrecondition, Unsupported
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.types import (
     Embedding,
