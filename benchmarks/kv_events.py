@@ -38,7 +38,10 @@ VOCAB = 128_000
 
 
 class Traffic:
-    """Batches of an engine under load: chains of blocks stored, the oldest removed."""
+    """Batches of an engine under load: chains of blocks stored, the oldest removed.
+
+    Half of the tokens are among the vocabulary's first 2,000, as in text.
+    """
 
     def __init__(self, live: int, seed: int = 1) -> None:
         self._random = Random(seed)
@@ -54,7 +57,7 @@ class Traffic:
             "type": "BlockStored",
             "block_hashes": [block],
             "parent_block_hash": parent,
-            "token_ids": [draw.randrange(VOCAB) for _ in range(BLOCK)],
+            "token_ids": [int(VOCAB * draw.random() ** 6) for _ in range(BLOCK)],
             "block_size": BLOCK,
             "lora_id": None,
             "medium": "GPU",

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-_PREFIX = struct.Struct("<?q")
+_PREFIX = struct.Struct("<?Q")
 PREFIX = _PREFIX.size
 
 Namespace = tuple[str | None, str | None]
@@ -30,7 +30,7 @@ def parent_of(data: bytes) -> int | None:
 
 
 class Tier:
-    """The live blocks of one storage tier. Hashes are signed 64-bit."""
+    """The live blocks of one storage tier, by their hash's low 64 bits, unsigned."""
 
     __slots__ = ("copies", "namespaces", "records")
 
@@ -63,6 +63,11 @@ class Tier:
         if self.namespaces:
             self.namespaces.pop(block_hash, None)
 
+    def clear(self) -> None:
+        self.records.clear()
+        self.copies.clear()
+        self.namespaces.clear()
+
     def namespace(self, block_hash: int) -> Namespace:
         return self.namespaces.get(block_hash, NO_NAMESPACE)
 
@@ -86,7 +91,9 @@ class Blocks:
         return tier
 
     def clear(self) -> None:
-        self.tiers.clear()
+        """A tier stays the same object."""
+        for tier in self.tiers.values():
+            tier.clear()
 
     @property
     def live(self) -> int:

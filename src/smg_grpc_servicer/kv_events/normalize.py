@@ -21,11 +21,12 @@ from smg_grpc_servicer.kv_events.decode import (
     Batch,
     Cleared,
     ClearedArray,
-    Dropped,
     Event,
     Hash,
     Removed,
     RemovedArray,
+    Stored,
+    StoredArray,
 )
 
 DEVICE, HOST, DISK, EXTERNAL = 1, 2, 3, 4
@@ -44,15 +45,32 @@ AGENT = "kvcr"
 """The owner of blocks that a residency agent manages, not the engine."""
 
 _I32, _U32, _I64 = 2**31 - 1, 2**32 - 1, 2**63 - 1
-_SHARED_MEMO = 1024
+_MEMO = 1024
+"""Forms kept; session ids and salts could make any number of them."""
 
 
 def fold(value: Hash) -> int:
-    """A hash as the wire has it: its low 64 bits, signed."""
-    if isinstance(value, bytes):
-        return int.from_bytes(value[-8:], "big", signed=True)
-    value &= 0xFFFF_FFFF_FFFF_FFFF
-    return value - (1 << 64) if value > _I64 else value
+    """A hash's low 64 bits, unsigned; on the wire they are signed."""
+    if isinstance(value, int):
+        return value & 0xFFFF_FFFF_FFFF_FFFF
+    return int.from_bytes(value[-8:], "big")
+
+
+class _Form:
+    """What all stores with the same fields beside blocks and parent have in common."""
+
+    __slots__ = ("level", "namespace", "shared", "table", "tier")
+
+    def __init__(
+        self, tier: int, table: Tier, namespace: Namespace, level: bytes, shared: bytes
+    ) -> None:
+        self.tier = tier
+        self.table = table
+        self.namespace = namespace
+        self.level = level
+        """A block's own fields: lora_id and cache_level."""
+        self.shared = shared
+        """The event's fields but blocks and parent."""
 
 
 class Normalizer:
@@ -67,11 +85,13 @@ class Normalizer:
         self.dropped: Counter[str] = Counter()
         self.groups: dict[int, bool] = {}
         """Whether a KV cache group is one of full attention."""
-        self._shared: dict[tuple[Any, ...], bytes] = {}
+        self._forms: dict[tuple[Any, ...], _Form | str] = {}
+        self._removals: dict[tuple[Any, ...], bytes] = {}
 
     def forget(self) -> None:
         """Another publisher process: nothing it said before holds."""
         self.groups.clear()
+        self._forms.clear()
 
     def batch(self, sequence: int, batch: Batch) -> bytes:
         """A KvEventBatch's bytes; the record of blocks follows."""
@@ -88,47 +108,78 @@ class Normalizer:
 
     def _event(self, event: Event) -> bytes | str:
         """The event's bytes, or why it is not forwarded."""
+        if isinstance(event, (Stored, StoredArray)):
+            return self._stored(event)
         if isinstance(event, (Removed, RemovedArray)):
             return self._removed(event)
         if isinstance(event, (Cleared, ClearedArray)):
             return self._cleared(event)
-        if isinstance(event, Dropped):
-            return event.reason
-        return self._stored(event)
+        return event.reason
 
     def _stored(self, event: AnyStored) -> bytes | str:
-        tier = self._tier(event)
-        if isinstance(tier, str):
-            return tier
+        form = self._form(event)
+        if isinstance(form, str):
+            return form
         hashes = [fold(value) for value in event.block_hashes]
         parent = None if event.parent_block_hash is None else fold(event.parent_block_hash)
         reason = _shape(hashes, parent, event)
         if reason is not None:
             return reason
-        table = self.blocks.tier(tier)
-        namespace = self._namespace(event, table, parent)
-        shared = self._shared_fields(event, tier, namespace)
-        level = b"\x28" + wire.varint(tier - 1) if tier != DEVICE else b""
-        if event.lora_id is not None and abs(event.lora_id) <= _I64:
-            level = b"\x20" + wire.signed(event.lora_id) + level
-        size = event.block_size
-        size_field = wire.SIZE + wire.varint(size)
-        keys, tokens = event.extra_keys, event.token_ids
-        fields, previous, start = [], parent, 0
+        keys, tokens, size = event.extra_keys, event.token_ids, event.block_size
+        table, namespace, shared = form.table, form.namespace, form.shared
+        if keys or (table.namespaces and parent is not None):
+            namespace = self._namespace(event, table, parent)
+            if namespace != form.namespace:
+                shared = self._shared_fields(event, form.tier, namespace)
+        tail = wire.SIZE + wire.varint(size) + form.level
+        parts, previous, start = [], parent, 0
         for at, block_hash in enumerate(hashes):
-            more = level
+            more = tail
             if keys is not None and at < len(keys):
-                more = level + extra_keys(keys[at])
-            data = wire.block(block_hash, tokens[start : start + size], size_field, more)
+                more = tail + extra_keys(keys[at])
+            mine = tokens if len(hashes) == 1 else tokens[start : start + size]
             start += size
-            one = wire.field(wire.BLOCK, data)
-            fields.append(one)
+            one = wire.field(wire.BLOCK, wire.block(block_hash, mine, more))
+            parts.append(one)
             table.store(block_hash, record(previous, one + shared), namespace)
             previous = block_hash
         if parent is not None:
-            fields.append(wire.parent(parent))
-        fields.append(shared)
-        return wire.event(wire.STORED, b"".join(fields), self.inputs)
+            parts.append(wire.parent(parent))
+        parts.append(shared)
+        return wire.event(wire.STORED, b"".join(parts), self.inputs)
+
+    def _form(self, event: AnyStored) -> _Form | str:
+        """The event's form, or why it is nobody's business; mostly the same all day."""
+        key = (
+            event.medium,
+            event.locality,
+            event.ownership,
+            event.group_idx,
+            event.kv_cache_spec_kind,
+            event.kv_cache_spec_sliding_window,
+            event.session_id,
+            event.lora_name,
+            event.lora_id,
+            event.cache_salt,
+        )
+        form = self._forms.get(key)
+        if form is None:
+            form = self._new_form(event)
+            if len(self._forms) >= _MEMO:
+                self._forms.clear()
+            self._forms[key] = form
+        return form
+
+    def _new_form(self, event: AnyStored) -> _Form | str:
+        tier = self._tier(event)
+        if isinstance(tier, str):
+            return tier
+        level = b"\x28" + wire.varint(tier - 1) if tier != DEVICE else b""
+        if event.lora_id is not None and abs(event.lora_id) <= _I64:
+            level = b"\x20" + wire.signed(event.lora_id) + level
+        namespace = (event.lora_name or None, event.cache_salt or None)
+        shared = self._shared_fields(event, tier, namespace)
+        return _Form(tier, self.blocks.tier(tier), namespace, level, shared)
 
     def _removed(self, event: AnyRemoved) -> bytes | str:
         tier = self._tier(event)
@@ -140,8 +191,8 @@ class Normalizer:
         remove = self.blocks.tier(tier).remove
         for block_hash in hashes:
             remove(block_hash)
-        key = ("removed", tier, event.medium, event.group_idx, event.ownership)
-        shared = self._shared.get(key)
+        key = (tier, event.medium, event.group_idx, event.ownership)
+        shared = self._removals.get(key)
         if shared is None:
             message = common_pb2.KvBlocksRemoved(
                 tier=tier,  # type: ignore[arg-type]
@@ -151,7 +202,10 @@ class Normalizer:
                 ownership=event.ownership,
                 cache_level=tier - 1 if tier != DEVICE else None,
             )
-            shared = self._remember(key, message.SerializeToString())
+            shared = message.SerializeToString()
+            if len(self._removals) >= _MEMO:
+                self._removals.clear()
+            self._removals[key] = shared
         return wire.event(wire.REMOVED, wire.removed(hashes, shared), self.inputs)
 
     def _cleared(self, event: Cleared | ClearedArray) -> bytes | str:
@@ -182,8 +236,10 @@ class Normalizer:
     def _is_main(self, event: AnyStored | AnyRemoved, group: int) -> bool:
         if not isinstance(event, (Removed, RemovedArray)):
             kind = event.kv_cache_spec_kind
-            if kind is not None:
-                self.groups[group] = kind.lower() in MAIN_KINDS
+            main = None if kind is None else kind.lower() in MAIN_KINDS
+            if main is not None and main is not self.groups.get(group):
+                self.groups[group] = main
+                self._forms.clear()  # which were made by what was known of groups before
         return self.groups.get(group, True)
 
     def _namespace(self, event: AnyStored, table: Tier, parent: int | None) -> Namespace:
@@ -200,21 +256,8 @@ class Normalizer:
         return lora, salt
 
     def _shared_fields(self, event: AnyStored, tier: int, namespace: Namespace) -> bytes:
-        """Everything of a KvBlocksStored but its blocks and parent; mostly the same all day."""
-        key = (
-            tier,
-            namespace,
-            event.medium,
-            event.group_idx,
-            event.kv_cache_spec_kind,
-            event.kv_cache_spec_sliding_window,
-            event.ownership,
-            event.session_id,
-        )
-        found = self._shared.get(key)
-        if found is not None:
-            return found
-        message = common_pb2.KvBlocksStored(
+        """Everything of a KvBlocksStored but its blocks and parent."""
+        return common_pb2.KvBlocksStored(
             tier=tier,  # type: ignore[arg-type]
             medium=event.medium,
             group_idx=_u32(event.group_idx),
@@ -225,14 +268,7 @@ class Normalizer:
             session_id=event.session_id,
             lora_name=namespace[0],
             cache_salt=namespace[1],
-        )
-        return self._remember(key, message.SerializeToString())
-
-    def _remember(self, key: tuple[Any, ...], data: bytes) -> bytes:
-        if len(self._shared) >= _SHARED_MEMO:
-            self._shared.clear()
-        self._shared[key] = data
-        return data
+        ).SerializeToString()
 
 
 def _shape(hashes: Sequence[int], parent: int | None, event: AnyStored) -> str | None:

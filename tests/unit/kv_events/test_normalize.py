@@ -51,8 +51,10 @@ def bench() -> Bench:
         (bytes(24) + b"\x00\x00\x00\x00\x00\x00\x01\x00", 256),
     ],
 )
-def test_hashes_are_their_low_64_bits_signed(value: int | bytes, folded: int) -> None:
-    assert fold(value) == folded
+def test_hashes_are_their_low_64_bits_signed(bench: Bench, value: int | bytes, folded: int) -> None:
+    event = bench.one({**stored([7]), "parent_block_hash": value})
+    assert event.parent_block_hash == folded
+    assert fold(value) == folded % 2**64
 
 
 def test_a_store_whole(bench: Bench) -> None:
@@ -131,6 +133,9 @@ def test_a_group_is_known_by_the_kind_that_was_told_once(bench: Bench) -> None:
     assert bench.reason(removed([1], group_idx=3)) == "non_main_attention_group"
     assert bench.reason(stored([2], group_idx=3)) == "non_main_attention_group"
     assert bench.one(stored([3], group_idx=4)).group_idx == 4
+    bench.batch(stored([5], group_idx=3, kv_cache_spec_kind="mla_attention"))
+    assert bench.batch(stored([2], group_idx=3)).events
+    bench.normalizer.groups[3] = False
     bench.normalizer.forget()
     assert bench.batch(removed([1], group_idx=3)).events
 
@@ -166,4 +171,4 @@ def test_a_clear_empties_the_record(bench: Bench) -> None:
 def test_many_sessions_do_not_pile_up(bench: Bench) -> None:
     for at in range(3000):
         bench.batch(stored([at + 1], session_id=f"s-{at}"))
-    assert len(bench.normalizer._shared) <= 1024
+    assert len(bench.normalizer._forms) <= 1024

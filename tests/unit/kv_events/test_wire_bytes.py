@@ -12,7 +12,7 @@ TOKEN = st.integers(0, 2**32 - 1)
 
 @given(block_hash=I64, tokens=st.lists(TOKEN, max_size=20), size=st.integers(0, 2**31 - 1))
 def test_a_block_is_what_protobuf_reads(block_hash: int, tokens: list[int], size: int) -> None:
-    data = wire.block(block_hash, tokens, wire.SIZE + wire.varint(size), b"")
+    data = wire.block(block_hash, tokens, wire.SIZE + wire.varint(size))
     wanted = common_pb2.KvBlock(block_hash=block_hash, token_ids=tokens, block_size=size)
     assert common_pb2.KvBlock.FromString(data) == wanted
 
