@@ -33,6 +33,9 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LONGEST_PATH = 100
 """Bytes of a Unix socket's path that every system takes."""
 
+_folders: list[str] = []
+atexit.register(lambda: clean())
+
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
@@ -91,10 +94,16 @@ def publisher(
 
 def _over_ipc() -> Publisher | None:
     folder = tempfile.mkdtemp(prefix="smg-kv-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _folders.append(folder)
     if len(os.fsencode(folder)) > _LONGEST_PATH - len("/replay"):
         return None
     return Publisher(f"ipc://{folder}/events", f"ipc://{folder}/replay")
+
+
+def clean() -> None:
+    """Remove what was made for sockets; servers that leave without `atexit` call it."""
+    while _folders:
+        shutil.rmtree(_folders.pop(), ignore_errors=True)
 
 
 def free_ports(count: int) -> int:

@@ -47,6 +47,11 @@ class LossPace:
         self._strikes = 0
         self._until = float("-inf")
 
+    @property
+    def is_news(self) -> bool:
+        """The 1st, 2nd, 4th, 8th … loss in a row: a publisher that fails always fills no log."""
+        return not self._strikes & (self._strikes - 1)
+
     def strike(self, now: float) -> float:
         """Another loss; until when to hold. The first one in a while costs nothing."""
         if now > self._until + self.QUIET:
@@ -259,11 +264,13 @@ class RankRecord:
 
     def _begin(self, reason: str, last: int | None) -> None:
         """A new epoch, with nothing known of what the publisher said up to `last`."""
-        log.warning("KV events of rank %d begin anew: %s", self.rank, reason)
+        held_until = self._pace.strike(self._clock())
+        level = logging.WARNING if self._pace.is_news else logging.DEBUG
+        log.log(level, "KV events of rank %d begin anew: %s", self.rank, reason)
         self.blocks.clear()
         self.normalizer.forget()
         self._digest, self._suspect = None, False
-        self.history.reset(reason, last, self._pace.strike(self._clock()))
+        self.history.reset(reason, last, held_until)
 
     def statistics(self) -> dict[str, int]:
         return {

@@ -23,6 +23,7 @@ from smg_grpc_servicer.core.settings import Settings
 from smg_grpc_servicer.core.status import refuse
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.core.wire import Message
+from smg_grpc_servicer.kv_events import auto
 from smg_grpc_servicer.vllm import boards, handover, kv_events
 from smg_grpc_servicer.vllm.adapter import VllmEngine
 from smg_grpc_servicer.vllm.stats import StatsListener
@@ -161,6 +162,7 @@ class VllmEngineServicer(VllmServicerBase):
             self._exit.cancel()
         if self.kv_events is not None:
             await self.kv_events.close()
+            auto.clean()
         await self.engine.close()
 
     def statistics(self) -> dict[str, int]:

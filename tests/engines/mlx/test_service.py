@@ -162,7 +162,7 @@ async def test_model_facts(demo_client: Client, demo_server: Server) -> None:
     info = await demo_client.stub.GetModelInfo(pb.GetModelInfoRequest())
     assert info.model_path == info.served_model_name == "demo"
     assert info.is_generation
-    assert info.max_context_length == info.max_req_input_len == 2048
+    assert info.max_context_length == info.max_req_input_len + 1 == 2048
     assert info.vocab_size == VOCAB
     assert info.model_type == "llama"
     assert list(info.architectures) == ["LlamaForCausalLM"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from smg_grpc_servicer.kv_events.auto import publisher
 from smg_grpc_servicer.kv_events.endpoints import source
 from smg_grpc_servicer.kv_events.normalize import fold
 from tests.support.kv_served import kv_served
-from tests.support.wait import until
 
 # Importing vLLM alone takes 10 to 60 s.
 pytestmark = [
@@ -136,9 +133,6 @@ async def test_a_restarted_engine_begins_anew(publishers: list[Any]) -> None:
         subscription = served.subscribe()
         await subscription.read()
         publishers.pop().shutdown()
-        for path in (config.endpoint, config.replay_endpoint):
-            name = Path(path.removeprefix("ipc://"))
-            await until(lambda name=name: not name.exists() or os.access(name, os.R_OK))  # type: ignore[misc]
         publishers.append(make(config, 0))
         publishers[0].publish(batch(stored(2)))
         code, _ = await subscription.end()

@@ -17,6 +17,8 @@ def test_one_rank_publishes_where_only_its_own_user_gets() -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     assert made.replay_endpoint == f"ipc://{folder}/replay"
     assert source(0, made.endpoint, made.replay_endpoint).bind is False
+    auto.clean()
+    assert not folder.exists()
 
 
 def test_several_ranks_publish_over_loopback_to_us() -> None:
