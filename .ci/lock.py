@@ -46,7 +46,7 @@ LOCK_TABLE = {
     "lint": Lock(Wanted(11, 11), extras=("dev", *OPTIONAL)),
     "core": Lock(Wanted(11, 11), extras=("test", *OPTIONAL), more=("build", "numpy")),
     "core-lowest": Lock(Wanted(10, 10), extras=("test", *OPTIONAL), more=("numpy",), lowest=True),
-    "mlx": Lock(Wanted(11, 11), extras=("mlx", "test", "metrics", "uvloop")),
+    "mlx": Lock(Wanted(11, 11), extras=("mlx", "test", "metrics", "tokenspeed", "uvloop")),
     "mlx-oldest": Lock(
         Wanted(11, 10),
         extras=("mlx", "metrics", "test"),

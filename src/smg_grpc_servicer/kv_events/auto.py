@@ -34,7 +34,6 @@ _LONGEST_PATH = 100
 """Bytes of a Unix socket's path that every system takes."""
 
 _folders: list[str] = []
-atexit.register(lambda: clean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +103,9 @@ def clean() -> None:
     """Remove what was made for sockets; servers that leave without `atexit` call it."""
     while _folders:
         shutil.rmtree(_folders.pop(), ignore_errors=True)
+
+
+atexit.register(clean)
 
 
 def free_ports(count: int) -> int:

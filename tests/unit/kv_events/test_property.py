@@ -6,6 +6,7 @@ import os
 from collections import deque
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import common_pb2
@@ -194,6 +195,7 @@ class World:
             self.place = Place.resumed(view, cursor)
 
 
+@pytest.mark.timeout(240)
 @settings(max_examples=5000 if "CI" in os.environ else 500)
 @given(
     can_replay=st.booleans(),

@@ -91,19 +91,21 @@ async def test_the_index_is_made_of_vllms_own_hashes(client: Client) -> None:
             assert first.sequence_number == cursor + 1
 
 
+async def running(subscription: Subscription, wanted: bool) -> common_pb2.EngineLoad:
+    """The first record that says so."""
+    while True:
+        load = (await subscription.read_load()).load
+        if bool(load.running_requests) is wanted:
+            return load
+
+
 async def test_load_records_tell_of_running_requests(client: Client) -> None:
     async with subscribed(client) as subscription:
         call, _ = await client.begin(PROMPT[:20], max_tokens=900)
-        async with asyncio.timeout(20):
-            while True:
-                record = (await subscription.read_load()).load
-                if record.running_requests:
-                    break
+        record = await asyncio.wait_for(running(subscription, True), 20)
         call.cancel()
         assert record.engine_reports_steps
         assert record.HasField("engine_silence_ms")
         assert record.engine_silence_ms < 3000
         assert await client.until_active(0) < 5
-        async with asyncio.timeout(20):
-            while (await subscription.read_load()).load.running_requests:
-                pass
+        await asyncio.wait_for(running(subscription, False), 20)
