@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from smg_grpc_servicer.core.errors import Unavailable
 from smg_grpc_servicer.core.types import Load
 from smg_grpc_servicer.kv_events import older, relay
 from smg_grpc_servicer.kv_events.endpoints import source
@@ -310,6 +311,25 @@ async def test_subscriptions_end_unavailable_when_the_server_stops() -> None:
             served.board.stopped()
             code, _ = await subscription.end()
             assert code is Code.UNAVAILABLE
+
+
+async def test_a_relay_that_fails_ends_its_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own fault is told as one; nobody waits for a thread that is gone."""
+    with publishing() as publisher:
+        async with kv_served([of(publisher)]) as served:
+            subscription = served.subscribe()
+            await subscription.call.initial_metadata()
+
+            def fail(*_: object) -> None:
+                raise RuntimeError("a bug")
+
+            monkeypatch.setattr(served.relay.record(0), "live", fail)
+            publisher.publish(batch(0))
+            code, details = await subscription.end()
+            assert code is Code.INTERNAL
+            assert "a bug" in details
+            with pytest.raises(Unavailable):
+                await served.relay.state(0)
 
 
 async def test_load_records_come_before_the_first_batch_when_asked_for() -> None:

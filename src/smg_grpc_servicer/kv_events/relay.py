@@ -19,6 +19,7 @@ from typing import Any
 
 import zmq
 
+from smg_grpc_servicer.core.errors import Unavailable
 from smg_grpc_servicer.kv_events.endpoints import Source
 from smg_grpc_servicer.kv_events.history import DEFAULT_BATCHES, DEFAULT_BYTES, History
 from smg_grpc_servicer.kv_events.record import Ask, RankRecord
@@ -68,7 +69,7 @@ class Relay:
         self._sources = tuple(sources)
         self._context = context or zmq.Context.instance()
         self._ranks: dict[int, _Rank] = {}
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[tuple[Callable[[], None], Future[Any]]] = deque()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -203,10 +204,11 @@ class Relay:
         }
 
     def _call(self, call: Callable[[], None], future: Future[Any]) -> None:
-        if self._thread is None or self._stop:
-            future.cancel()
+        """Have the thread do it; it answers by `future`."""
+        if self._thread is None or self._stop or self.failure is not None:
+            _give_up(future)
             return
-        self._calls.append(call)
+        self._calls.append((call, future))
         self._wake()
 
     def _wake(self) -> None:
@@ -233,7 +235,9 @@ class Relay:
         finally:
             for at in self._ranks.values():
                 for waiter in at.waiters:
-                    waiter.cancel()
+                    _give_up(waiter)
+            while self._calls:
+                _give_up(self._calls.popleft()[1])
             self._close_sockets()
 
     def _turn(self) -> None:
@@ -246,7 +250,7 @@ class Relay:
         except BlockingIOError:
             pass
         while self._calls:
-            self._calls.popleft()()
+            self._calls.popleft()[0]()
         changed = False
         for at in self._ranks.values():
             changed |= self._serve(at)
@@ -373,3 +377,9 @@ class Relay:
                 at.replay.close()
         self._wake_in.close()
         self._wake_out.close()
+
+
+def _give_up(future: Future[Any]) -> None:
+    # Not a cancellation: the one who waits would take it for its own.
+    if future.set_running_or_notify_cancel():
+        future.set_exception(Unavailable("the KV event relay has ended"))

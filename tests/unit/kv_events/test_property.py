@@ -201,7 +201,7 @@ class World:
     can_replay=st.booleans(),
     kept=st.integers(1, 30),
     batches=st.integers(1, 12),
-    steps=st.lists(STEP, max_size=40),
+    steps=st.lists(STEP, max_size=30),
 )
 def test_the_index_is_the_engines_or_the_subscriber_was_told(
     can_replay: bool, kept: int, batches: int, steps: list[tuple[str, object]]

@@ -164,9 +164,11 @@ def test_losses_in_a_row_are_held_longer_and_longer() -> None:
     pace = LossPace()
     assert pace.strike(0.0) == 0.0
     assert [pace.strike(float(n)) - n for n in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
-    assert pace.is_news
-    pace.strike(8.0)
-    assert not pace.is_news
+    news = []
+    for _ in range(5):
+        news.append(pace.is_news)
+        pace.strike(8.0)
+    assert news == [True, False, False, False, False]
     assert pace.strike(1000.0) == 1000.0
 
 
