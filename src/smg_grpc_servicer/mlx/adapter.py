@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
+from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smg_grpc_servicer.core.engine import Engine
@@ -36,6 +37,7 @@ from smg_grpc_servicer.core.types import (
 )
 from smg_grpc_servicer.mlx import backend
 from smg_grpc_servicer.mlx.options import MlxOptions
+from smg_grpc_servicer.mlx.pace import Pace
 
 if TYPE_CHECKING:
     from smg_grpc_servicer.mlx.model import LoadedModel
@@ -78,6 +80,9 @@ class MlxEngine(Engine):
         self._uids: dict[str, str] = {}
         """Request id to the runtime's own id, so that an id can be used again at once."""
         self._serial = count(1)
+        self._pace = Pace()
+        self._held: list[Event] = []
+        """Events that the pace holds back; the generation thread's own."""
         self._texts = 0
         self._max_text_length: int | None = None
         # One thread: a fast tokenizer does not like to be borrowed twice at a time.
@@ -209,14 +214,22 @@ class MlxEngine(Engine):
     def _hand_over(self, events: list[Event]) -> None:
         """On the generation thread, once a step."""
         assert self._loop is not None
+        self._held += events
+        now = monotonic()
+        # A request's first event carries its cached tokens.
+        urgent = any(event.last or event.cached_tokens is not None for event in events)
+        if not self._pace.due(now, urgent=urgent):
+            return
+        held, self._held = self._held, []
         try:
-            self._loop.call_soon_threadsafe(self._deliver, events)
+            self._loop.call_soon_threadsafe(self._deliver, held, now)
         except RuntimeError:
             # The loop is closed: the server has stopped and nobody reads any more.
-            log.debug("%d events came after the event loop was closed", len(events))
+            log.debug("%d events came after the event loop was closed", len(held))
 
-    def _deliver(self, events: list[Event]) -> None:
+    def _deliver(self, events: list[Event], made: float) -> None:
         """On the event loop: each event to its request's mailbox."""
+        self._pace.taken(monotonic() - made)
         for event in events:
             running = self._running.get(event.uid)
             if running is None:

@@ -55,7 +55,7 @@ COMPLETION_BATCH_SIZE = Setting(
 PREFILL_BUDGET = Setting(
     "prefill_budget",
     parsers.POSITIVE_INT,
-    256,
+    128,
     "prompt tokens processed between two tokens of running requests",
     "--prefill-budget",
     "SMG_MLX_PREFILL_BUDGET",
