@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from time import monotonic
 
 import grpc
 
@@ -15,6 +16,11 @@ from tests.support.serving import served
 from tests.support.wait import until
 
 MLX = DIALECTS["mlx"]
+
+
+def later() -> float:
+    """A clock on which every silence is already longer than the rule allows."""
+    return monotonic() + 3600
 
 
 class SlowTokenizer(FakeEngine):
@@ -39,12 +45,11 @@ class SlowTokenizer(FakeEngine):
 
 async def test_a_reader_that_does_not_read_is_no_stall() -> None:
     """The engine finished long ago; what waits is the client's own."""
-    async with served(MLX, FakeEngine(tokens_per_step=100), stall_seconds=0.2) as server:
+    async with served(MLX, FakeEngine(tokens_per_step=100), clock=later) as server:
         request = MLX.generate("lazy", [5], max_tokens=4000, logprobs=200)
         call = server.stub.Generate(request)
         await until(lambda: server.engine.submitted != [])
         await until(lambda: not server.engine.statistics()["running"])
-        await asyncio.sleep(0.4)
 
         assert server.servicer.table.in_flight == 1
         server.board.refresh()
@@ -54,11 +59,13 @@ async def test_a_reader_that_does_not_read_is_no_stall() -> None:
 
 
 async def test_a_mute_engine_is_a_stall() -> None:
-    """O1: nothing was reported, nothing comes."""
+    """O1: nothing was reported, nothing comes; the same clock, so the tests beside can fail."""
     faults = Faults(mute=True)
-    async with served(MLX, FakeEngine(faults=faults), stall_seconds=0.2) as server:
+    async with served(MLX, FakeEngine(faults=faults), clock=later) as server:
         call = server.stub.Generate(MLX.generate("mute", [5]))
-        await until(lambda: not server.board.ready)
+        await until(lambda: server.engine.submitted != [])
+        server.board.refresh()
+        assert not server.board.ready
 
         assert "stalled" in server.board.reason
         call.cancel()
@@ -68,10 +75,9 @@ async def test_a_mute_engine_is_a_stall() -> None:
 async def test_a_long_tokenization_is_no_stall_and_an_abort_does_not_wait_for_it() -> None:
     """T5: aborted while being prepared: ended as every abort, and never handed to the engine."""
     engine = SlowTokenizer()
-    async with served(MLX, engine, stall_seconds=0.1) as server:
+    async with served(MLX, engine, clock=later) as server:
         running = asyncio.ensure_future(server.generate("t", prompt=[], text="hello"))
         await until(lambda: engine.tokenizing == 1)
-        await asyncio.sleep(0.3)
         server.board.refresh()
         assert server.board.ready
         await server.abort("t")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -16,6 +17,8 @@ from smg_grpc_servicer.testing.dialects import Dialect
 from smg_grpc_servicer.testing.fake_engine import FakeEngine
 from smg_grpc_servicer.testing.history import History
 from smg_grpc_servicer.testing.servicers import servicer_for
+
+Clock = Callable[[], float]
 
 
 @dataclass
@@ -46,10 +49,15 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    dialect: Dialect, engine: FakeEngine, *, ready: bool = True, stall_seconds: float = 30.0
+    dialect: Dialect,
+    engine: FakeEngine,
+    *,
+    ready: bool = True,
+    stall_seconds: float = 30.0,
+    clock: Clock = monotonic,
 ) -> AsyncIterator[Served]:
     """Start everything on a free port; at the end the tables must be empty."""
-    board = StatusBoard(stall_seconds=stall_seconds)
+    board = StatusBoard(clock=clock)
     servicer = servicer_for(dialect, engine, board)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     dialect.registrar()(servicer, server)

@@ -87,15 +87,6 @@ class Mailbox:
         return not self._open or self._error is not None
 
     @property
-    def waiting(self) -> bool:
-        """Something was handed over that the writer has not taken yet."""
-        return bool(self._pending)
-
-    @property
-    def open_choices(self) -> tuple[int, ...]:
-        return tuple(sorted(self._open))
-
-    @property
     def size(self) -> int:
         """Tokens and log-probabilities that wait here."""
         return self._size

@@ -90,7 +90,6 @@ class FakeEngine(Engine):
         *,
         tokens_per_step: int | Callable[[], int] = 1,
         step_seconds: float = 0.0,
-        paced: bool = False,
         features: frozenset[Feature] = frozenset(Feature) - {Feature.KV_EVENTS},
         faults: Faults | None = None,
         load_seconds: float = 0.0,
@@ -105,7 +104,6 @@ class FakeEngine(Engine):
         self.profiles: list[str] = []
         self._tokens_per_step = tokens_per_step
         self._step_seconds = step_seconds
-        self._paced = paced
         self._load_seconds = load_seconds
         self._running: dict[str, _Running] = {}
         self._work = asyncio.Event()
@@ -215,8 +213,6 @@ class FakeEngine(Engine):
                 await self._work.wait()
             await asyncio.sleep(self._step_seconds)
             for request_id, running in list(self._running.items()):
-                if self._paced and running.out.waiting:
-                    continue
                 self._step(running)
                 if all(made < 0 for made in running.made):
                     self._running.pop(request_id, None)

@@ -15,8 +15,8 @@ from smg_grpc_servicer.mlx.demo.corpus import Corpus, off_topic
 from smg_grpc_servicer.mlx.demo.train import main
 
 load_blas()
-mx = pytest.importorskip("mlx.core", reason="needs mlx")
-mlx_lm = pytest.importorskip("mlx_lm", reason="needs mlx-lm")
+import mlx.core as mx  # noqa: E402 - after BLAS
+import mlx_lm  # noqa: E402
 
 from smg_grpc_servicer.mlx.demo.chat import render  # noqa: E402
 from smg_grpc_servicer.mlx.demo.check import misses, questions, reply  # noqa: E402

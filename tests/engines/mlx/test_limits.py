@@ -10,8 +10,6 @@ import pytest
 
 from tests.support.servers import ROOT
 
-pytest.importorskip("mlx.core", reason="needs mlx")
-
 SCRIPT = """
 import resource, sys
 from smg_grpc_servicer.mlx import backend

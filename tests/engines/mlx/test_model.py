@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("mlx.core", reason="needs mlx")
-
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.mlx import backend, model
 from tests.support.tiny_mlx import write_tiny_model

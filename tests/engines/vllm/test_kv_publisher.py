@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from tests.support.kv_served import kv_served
 # Importing vLLM alone takes 10 to 60 s.
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM itself"),
     pytest.mark.filterwarnings("default"),  # vLLM's own
 ]
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 
 # Importing vLLM alone takes 10 to 60 s.
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM itself"),
 ]
 
 _PARSE = """

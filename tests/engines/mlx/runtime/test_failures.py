@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-pytest.importorskip("mlx.core", reason="needs mlx")
-
 import mlx.core as mx
+import pytest
 
 from smg_grpc_servicer.core.errors import EngineDead, Internal, Unavailable
 from smg_grpc_servicer.core.types import Sampling

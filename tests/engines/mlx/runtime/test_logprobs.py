@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
-
-pytest.importorskip("mlx.core", reason="needs mlx")
-
-import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from smg_grpc_servicer.core.types import LogprobRows, Sampling

@@ -7,11 +7,8 @@ import threading
 from functools import partial
 from typing import Any
 
-import pytest
-
-pytest.importorskip("mlx.core", reason="needs mlx")
-
 import mlx.core as mx
+import pytest
 
 from smg_grpc_servicer.core.errors import AlreadyExists, Exhausted, InvalidArgument, Unavailable
 from smg_grpc_servicer.core.types import Sampling

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-pytest.importorskip("mlx.core", reason="needs mlx")
-
 from smg_grpc_servicer.mlx.runtime.job import Job, Row, make_row
 from smg_grpc_servicer.mlx.runtime.prefill import Budget, plan_group
 from tests.support.mlx_loop import GREEDY, running

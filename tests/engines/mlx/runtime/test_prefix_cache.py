@@ -6,11 +6,8 @@ import copy
 from functools import partial
 from typing import Any
 
-import pytest
-
-pytest.importorskip("mlx.core", reason="needs mlx")
-
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-import pytest
-
-pytest.importorskip("mlx.core", reason="needs mlx")
-
 import mlx.core as mx
+import numpy as np
 
 from smg_grpc_servicer.core.types import Sampling
 from smg_grpc_servicer.mlx.runtime.job import Job, Row, make_row

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
-
-pytest.importorskip("mlx.core", reason="needs mlx")
-
-import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from smg_grpc_servicer.core.types import Sampling
