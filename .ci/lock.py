@@ -57,6 +57,11 @@ LOCK_TABLE = {
         Wanted(11, 10), more=("smg-grpc-servicer[mlx]==0.14.1", "mlx[cpu]"), project=False
     ),
     "router": Lock(Wanted(11, 10), more=("smg==1.13.0",), project=False),
+    "rust": Lock(Wanted(11, 10), extras=("test", "tokenspeed", "uvloop"), more=("smg==1.13.0",)),
+    # The same module from a later build, under another name on the index.
+    "rust-newer": Lock(
+        Wanted(11, 10), more=("tokenspeed-smg==1.13.0.post20261027",), project=False
+    ),
     "vllm": Lock(
         Wanted(11, 11),
         extras=("test", "metrics", "otel", "uvloop"),

@@ -40,7 +40,7 @@ class Suite:
 
 
 # These need an engine, a router or the network, and are suites of their own.
-_NOT_CORE = ("engines", "gateway", "packaging")
+_NOT_CORE = ("engines", "faults/rust", "gateway", "packaging")
 _CORE = _pytest("tests", *(f"--ignore=tests/{name}" for name in _NOT_CORE))
 _MLX = _pytest("tests/engines/mlx")
 _MLX_VENV = Venv("mlx", MAIN)
@@ -78,6 +78,13 @@ SUITES = (
         _MLX_VENV,
         (_pytest("tests/gateway"),),
         others=_ROUTER,
+    ),
+    Suite(
+        "rust",
+        "the hand-off to Rust with two generations of the binding, over a stub of an engine core",
+        Venv("rust", MAIN),
+        (_pytest("tests/unit/rust", "tests/faults/rust"),),
+        others={"SMG_NEWER_BINDING": Venv("rust-newer", Wanted(11, 10), project=False)},
     ),
     Suite(
         "vllm",

@@ -4,7 +4,7 @@
 
 Three servers take turns under the same client: a handler that yields one ready message again and
 again; ours held to one token per message; ours sending what has piled up together. Both of ours
-have an engine that is faster than the writer. CPU is the server process's own.
+have an engine that is faster than the writer: eight tokens a step. CPU is the server process's own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.process import run
 from smg_grpc_servicer.mlx.servicer import MlxEngineServicer
 from smg_grpc_servicer.testing import FakeEngine
+
+STEP = 8
+"""Tokens of a step of the engine."""
 
 KINDS = ("bare", "one token", "piled up")
 
@@ -72,7 +75,7 @@ def serve(kind: str, pipe: Connection) -> None:
 
     async def main() -> int:
         server = grpc.aio.server(options=channel_options(2**29, 2**29))
-        engine = FakeEngine(tokens_per_step=1)
+        engine = FakeEngine(tokens_per_step=STEP)
         engine.facts = type(engine.facts)(model_path="fake", served_model_name="fake")
         if kind == "bare":
             servicer: Any = Bare()

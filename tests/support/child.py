@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 class Child:
     """A child process; what it prints is read on a thread, stdout and stderr together."""
 
-    def __init__(self, *arguments: str, module: str) -> None:
-        environment = dict(os.environ, PYTHONUNBUFFERED="1")
+    def __init__(self, *arguments: str, module: str, env: Mapping[str, str] | None = None) -> None:
+        environment = dict(os.environ, PYTHONUNBUFFERED="1", **(env or {}))
         paths = [str(ROOT), str(ROOT / "src"), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self.process = subprocess.Popen(
@@ -75,8 +75,12 @@ class Child:
 
 
 @contextmanager
-def running(*arguments: str, module: str = "tests.support.server_child") -> Iterator[Child]:
-    child = Child("--port", "0", *arguments, module=module)
+def running(
+    *arguments: str,
+    module: str = "tests.support.server_child",
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Child]:
+    child = Child("--port", "0", *arguments, module=module, env=env)
     try:
         yield child
     finally:

@@ -51,7 +51,10 @@ def put(message: Message, path: str, value: Any = None) -> None:
     target = getattr(parent, field.name)
     if is_map(field) and field.message_type is not None:
         key, item = (field.message_type.fields_by_name[name] for name in ("key", "value"))
-        target[_sample(key)] = _sample(item)
+        if item.message_type is None:
+            target[_sample(key)] = _sample(item)
+        else:
+            fill(target[_sample(key)])
     elif field.is_repeated:
         if field.message_type is None:
             target.append(_sample(field) if value is None else value)

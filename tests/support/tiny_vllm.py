@@ -38,7 +38,7 @@ def write_tiny_qwen3(path: Path, *, seed: int = 0, embedding: bool = False) -> P
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     path.mkdir(parents=True, exist_ok=True)
-    ids = _write_tokenizer(path)
+    ids = write_tokenizer(path)
     config = Qwen3Config(
         vocab_size=VOCAB,
         hidden_size=64,
@@ -73,7 +73,7 @@ def write_tiny_qwen3(path: Path, *, seed: int = 0, embedding: bool = False) -> P
     return path
 
 
-def _write_tokenizer(path: Path) -> dict[str, int]:
+def write_tokenizer(path: Path) -> dict[str, int]:
     """A byte-level BPE of `VOCAB` entries; the ids of its special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 

@@ -11,6 +11,7 @@ import pytest
 from smg_grpc_proto.generated import common_pb2
 
 from smg_grpc_servicer.core.errors import Unsupported
+from smg_grpc_servicer.core.payloads import HiddenStates
 from smg_grpc_servicer.core.types import (
     Delta,
     Embedding,
@@ -29,6 +30,7 @@ from smg_grpc_servicer.core.types import (
 from smg_grpc_servicer.core.wire import Choice, LiveFacts, Wire
 from smg_grpc_servicer.mlx.wire import MlxWire
 from smg_grpc_servicer.sglang.wire import SglangWire
+from smg_grpc_servicer.sglang.wire_parts import adapter
 from smg_grpc_servicer.testing.dialects import DIALECTS
 from smg_grpc_servicer.tokenspeed.wire import TokenSpeedWire
 from smg_grpc_servicer.vllm.wire import VllmWire
@@ -44,6 +46,7 @@ COMMON = "smg.grpc.common"
 """Messages of this package are shared by all protos and have their bodies in core."""
 
 WITH_LOGPROBS = {"return_logprob": True, "logprob_start_len": -1}
+WITH_PIXELS = {"mm_inputs.pixel_values.data": b"1234"}
 LEGACY = {"kv_transfer_params.remote_host": "h", "kv_transfer_params.remote_port": 80}
 CONTEXT: Mapping[str, Mapping[str, Any]] = {
     "logprob_start_len": WITH_LOGPROBS,
@@ -52,6 +55,13 @@ CONTEXT: Mapping[str, Mapping[str, Any]] = {
     "remote_host": LEGACY,
     "remote_port": LEGACY,
     "grammar_from_first_token": {"sampling_params.regex": "a"},
+    "model_specific_tensors": WITH_PIXELS,
+    "im_token_id": WITH_PIXELS,
+    "mm_placeholders": WITH_PIXELS,
+    "modalities": WITH_PIXELS,
+    "image_data": WITH_PIXELS,
+    "video_data": WITH_PIXELS,
+    "audio_data": WITH_PIXELS,
 }
 """What else a request must say for a field to mean something."""
 VALUES: Mapping[str, Any] = {
@@ -110,6 +120,10 @@ def converted(wire: Wire, message: Any) -> dict[str, Any]:
         answer = wire.loads_response(message, loads, "1")
         answer.ClearField("timestamp")
         return {"": answer}
+    if name == "LoadLoRAAdapterRequest":
+        return flat(adapter(message))
+    if name == "UnloadLoRAAdapterRequest":
+        return {"": (message.lora_name, message.lora_id)}
     spec = wire.generate_spec(message) if name == "GenerateRequest" else wire.embed_spec(message)
     return flat(spec)
 
@@ -154,6 +168,8 @@ def test_a_mapped_field_changes_what_the_table_says(engine: str, path: str) -> N
     beside = {"needs", section}
     if target == "text":
         beside.add("prompt")  # the two are one choice
+    elif section.partition(".")[0] == "media":
+        beside |= {name for name in changed if name.startswith("media")}
     elif section in ("kv_transfer", "logprobs", "sampling.constraint"):
         beside |= {name for name in changed if name.startswith(section)}
     assert target in changed
@@ -270,7 +286,8 @@ def answers(engine: str) -> Iterator[Any]:
         whole = Choice(1, prompt_tokens=2, stream=False)
         whole.add(dataclasses.replace(delta, logprobs=ROWS.slice(0, 1)))
         handed = KvTransfer(params_json='{"remote_host":"h","remote_port":80}')
-        yield wire.complete(spec, whole, Finish("stop", matched, 3, 4, handed))
+        hidden = HiddenStates(0, [[0.5], [0.25]])
+        yield wire.complete(spec, whole, Finish("stop", matched, 3, 4, handed, hidden))
     yield wire.abort_response(["r"])
     yield wire.health_response(True, "OK")
     yield wire.model_info(FACTS)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import logging
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
@@ -17,6 +15,7 @@ from smg_grpc_servicer.core import logs, metrics_server
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.options import EVENT_LOOP, LOG_FORMAT, LOG_LEVEL, ServerOptions
 from smg_grpc_servicer.core.process import (
+    flush,
     leave,
     open_standard_streams,
     print_config_error,
@@ -56,7 +55,7 @@ def command(
     event_loop = values.get_value(EVENT_LOOP)
     # Past a closing interpreter: a native thread that lets go of a Python object while the
     # interpreter is finalised aborts the process (mlx 0.32 has such threads).
-    leave(run(lambda: serve(values, options), event_loop=event_loop), _flush)
+    leave(run(lambda: serve(values, options), event_loop=event_loop), flush)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,10 +68,3 @@ class _Parser(argparse.ArgumentParser):
         hint = f"; did you mean {near[0]}?" if near and near[0] != wrong else "; see --help"
         write_error(f"error: {message}{hint}\n")
         self.exit(2)
-
-
-def _flush() -> None:
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()

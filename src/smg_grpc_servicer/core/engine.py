@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from smg_grpc_servicer.core.errors import Unsupported
 from smg_grpc_servicer.core.mailbox import Mailbox
+from smg_grpc_servicer.core.payloads import Adapter
 from smg_grpc_servicer.core.types import (
     Embedding,
     EmbedSpec,
@@ -110,6 +111,18 @@ class Engine(ABC):
 
     async def loads(self) -> Sequence[Load]:
         raise self.unsupported(Feature.LOADS)
+
+    async def load_adapter(self, adapter: Adapter) -> str:
+        """Returns why the engine refused it; "" when it is loaded."""
+        raise self.unsupported(Feature.LORA)
+
+    async def unload_adapter(self, name: str, adapter_id: str | None) -> str:
+        """Returns why the engine refused; "" when it is gone. Waits for requests that use it."""
+        raise self.unsupported(Feature.LORA)
+
+    def adapters(self) -> Sequence[Adapter]:
+        """Those that are loaded."""
+        raise self.unsupported(Feature.LORA)
 
     # Shared by adapters.
 

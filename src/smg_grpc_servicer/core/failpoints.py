@@ -1,15 +1,17 @@
 """Named points where a test may hold, delay or break a request; nothing happens at them otherwise.
 
-A point costs one attribute test while none is armed. `arm` is for tests only: a server started by
-our commands refuses nothing and arms nothing.
+A point costs one attribute test while none is armed; what is armed counts for requests that come
+later. `arm` is for tests only: a server started by our commands refuses nothing and arms nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 Action = Callable[[], Awaitable[None]]
+Write = Callable[[Any], Awaitable[None]]
 
 active: dict[str, Action] = {}
 
@@ -30,6 +32,20 @@ async def hit(name: str) -> None:
     action = active.get(name)
     if action is not None:
         await action()
+
+
+def writing(write: Write) -> Write:
+    """A stream's `write` with the points around it; itself while none is armed."""
+    if not active:
+        return write
+
+    async def watched(message: Any) -> None:
+        kind = "complete" if message.HasField("complete") else "write"
+        await hit(f"before_{kind}")
+        await write(message)
+        await hit(f"after_{kind}")
+
+    return watched
 
 
 @contextmanager

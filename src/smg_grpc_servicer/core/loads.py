@@ -6,6 +6,7 @@ What nobody knows stays at the proto's zero; sums and means run over the ranks t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from datetime import datetime, timezone
 from typing import Any
 
@@ -68,6 +69,20 @@ def aggregate(loads: Sequence[Load]) -> dict[str, Any]:
         if values:
             fields[name] = round(sum(values) / len(values), digits)
     return fields
+
+
+def fill_section(message: Message, load: Load, name: str) -> None:
+    """Copy a section of `load` into the field of that name; nothing when the rank tells none.
+
+    The protos' messages have the same field names as ours.
+    """
+    section = getattr(load, name)
+    if section is None:
+        return
+    part = getattr(message, name)
+    part.SetInParent()
+    for field in fields(section):
+        setattr(part, field.name, getattr(section, field.name))
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -9,7 +9,7 @@ runs on the event loop; an engine on another thread brings its deltas over with 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from smg_grpc_servicer.core.errors import Exhausted
@@ -95,8 +95,8 @@ class Mailbox:
 
     def put(self, delta: Delta) -> None:
         """Hand over a delta; its lists now belong to the mailbox. Ignored after the end."""
-        self._pulse.last_output = monotonic()
         index = delta.index
+        self._pulse.last_output = monotonic()
         if self._error is not None or index not in self._open:
             self.dropped += 1
             return
@@ -110,13 +110,17 @@ class Mailbox:
             self._pending[index] = delta
         else:
             _merge(waiting, delta)
-        self._grow(_size(delta))
-        if self._size > self._limit:
-            self.overflow()
-        elif self._pulse.pending > MAX_PENDING_IN_ALL:
-            self._pulse.on_overflow()
-        if self._waiter is not None and (self._stream or self.ended):
-            self._wake()
+        self._grow(len(delta.token_ids) if delta.logprobs is None else _size(delta))
+
+    def put_ids(self, index: int, token_ids: Sequence[int]) -> None:
+        """`put` of a delta that has nothing but ids, which most are; they are copied."""
+        waiting = self._pending.get(index)
+        if waiting is None or self._error is not None or index not in self._open:
+            self.put(Delta(index, list(token_ids)))
+            return
+        self._pulse.last_output = monotonic()
+        waiting.token_ids += token_ids
+        self._grow(len(token_ids))
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error; what was handed over before it still comes out first."""
@@ -163,7 +167,7 @@ class Mailbox:
                 waiting.finish = Finish("abort")
                 continue
             if waiting is not None:
-                self._grow(-_size(waiting))
+                self._shrink(_size(waiting))
             self._pending[index] = Delta(index=index, finish=Finish("abort"))
         self._open.clear()
         self._settle()
@@ -175,9 +179,8 @@ class Mailbox:
         pending = self._pending
         if not pending or not (self._stream or self.ended):
             return None
-        index = next(iter(pending))
-        delta = pending.pop(index)
-        self._grow(-_size(delta))
+        delta = pending.pop(next(iter(pending)))
+        self._shrink(len(delta.token_ids) if delta.logprobs is None else _size(delta))
         return delta
 
     async def wait(self) -> bool:
@@ -214,12 +217,24 @@ class Mailbox:
         self._wake()
 
     def _grow(self, amount: int) -> None:
+        """Something more waits, here and in all: the writer hears of it, or it is too much."""
+        pulse = self._pulse
         self._size += amount
-        self._pulse.pending += amount
+        pulse.pending += amount
+        if self._size > self._limit:
+            self.overflow()
+        elif pulse.pending > MAX_PENDING_IN_ALL:
+            pulse.on_overflow()
+        if self._waiter is not None and (self._stream or self.ended):
+            self._wake()
+
+    def _shrink(self, amount: int) -> None:
+        self._size -= amount
+        self._pulse.pending -= amount
 
     def _drop(self) -> None:
         self._pending.clear()
-        self._grow(-self._size)
+        self._shrink(self._size)
 
     def _settle(self) -> None:
         """The engine owes nothing for this request any more."""

@@ -18,18 +18,49 @@ _ROW_BYTES = 25
 """Upper bounds of a varint id; an id with its float; a row with its own value, tags and lengths."""
 
 
+def fits(delta: Delta, max_tokens: int | None = None, *, max_bytes: int = CHUNK_BYTES) -> bool:
+    """Whether a delta is one piece, as far as that can be told at once: rows have to be counted."""
+    count = len(delta.token_ids)
+    return (
+        count * _ID_BYTES <= max_bytes
+        and (max_tokens is None or count <= max_tokens)
+        and delta.logprobs is None
+        and delta.prompt_logprobs is None
+    )
+
+
 def pieces(
     delta: Delta, *, max_bytes: int = CHUNK_BYTES, max_tokens: int | None = None
 ) -> Iterator[Delta]:
     """The delta itself when it fits, else several in order; the last one carries the end.
 
-    No piece has more than `max_tokens` ids. A single token's row is never split.
+    No piece has more than `max_tokens` ids. A single token's row is never split. A piece is good
+    until the next one is asked for.
     """
-    count = len(delta.token_ids)
-    small = delta.logprobs is None and delta.prompt_logprobs is None
-    if small and count * _ID_BYTES <= max_bytes and (max_tokens is None or count <= max_tokens):
+    if fits(delta, max_tokens, max_bytes=max_bytes):
         yield delta
-        return
+    elif delta.logprobs is None and delta.prompt_logprobs is None:
+        most = max(1, max_bytes // _ID_BYTES)
+        yield from _cut(delta, most if max_tokens is None else min(most, max_tokens))
+    else:
+        yield from _cut_rows(delta, max_bytes, max_tokens)
+
+
+def _cut(delta: Delta, most: int) -> Iterator[Delta]:
+    """Ids alone: the delta itself, with `most` of its ids at a time."""
+    ids, finish = delta.token_ids, delta.finish
+    last = (len(ids) - 1) // most * most
+    delta.finish = None
+    for start in range(0, last, most):
+        delta.token_ids = ids[start : start + most]
+        yield delta
+    delta.token_ids, delta.finish = ids[last:], finish
+    yield delta
+
+
+def _cut_rows(delta: Delta, max_bytes: int, max_tokens: int | None) -> Iterator[Delta]:
+    """With rows, which have to be counted."""
+    count = len(delta.token_ids)
     yield from _prompt_pieces(delta, max_bytes)
     start = 0
     while (end := _fitting(delta, start, max_bytes, max_tokens)) < count:

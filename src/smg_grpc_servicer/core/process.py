@@ -139,6 +139,14 @@ def leave(code: int, last_act: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
+def flush() -> None:
+    """What a closing interpreter would have written; for `leave`."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
 class ExitGuard:
     """Ends a process whose shutdown hangs: `seconds` after `arm` it dumps stacks and leaves.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import monotonic
 
 from smg_grpc_servicer.core.metrics import Metrics
+from smg_grpc_servicer.core.wire import Choice
 
 
 class RequestRecord:
@@ -46,9 +47,10 @@ class RequestRecord:
             self._metrics.tokens(count, now - self._last)
         self._last = now
 
-    def finished(self, prompt: int, cached: int, reason: str) -> None:
+    def finished(self, choice: Choice, reason: str) -> None:
         """A choice ended; with several choices the prompt counts once and the last reason stays."""
-        self.prompt, self.cached, self.finish_reason = prompt, cached, reason
+        self.prompt, self.cached = choice.prompt_tokens, choice.cached_tokens
+        self.finish_reason = reason
 
     def end(self, status: str) -> None:
         """The stream's one status went out, or was cancelled."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from time import monotonic, time
 from typing import Any
@@ -23,20 +24,22 @@ from smg_grpc_servicer.core.engine import Engine
 from smg_grpc_servicer.core.errors import EngineDead, Exhausted, InvalidArgument
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.mailbox import Mailbox
-from smg_grpc_servicer.core.messages import MAX_MESSAGE_BYTES, pieces
+from smg_grpc_servicer.core.messages import MAX_MESSAGE_BYTES, fits, pieces
 from smg_grpc_servicer.core.metrics import Metrics, NullMetrics
 from smg_grpc_servicer.core.record import RequestRecord
 from smg_grpc_servicer.core.requests import Phase, RequestTable, Ticket
 from smg_grpc_servicer.core.status import code, refuse
 from smg_grpc_servicer.core.tokenizer import TokenizerSource
 from smg_grpc_servicer.core.tracing import Spans, trace_context
-from smg_grpc_servicer.core.types import Delta, Feature, GenerateSpec
+from smg_grpc_servicer.core.types import Delta, Feature, Finish, GenerateSpec
 from smg_grpc_servicer.core.validate import checked_prompt, truncated, validate
 from smg_grpc_servicer.core.wire import Choice, Message
 
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_NOTHING = nullcontext()
 
 
 class CoreServicer(ControlBodies):
@@ -73,10 +76,38 @@ class CoreServicer(ControlBodies):
     # Generate.
 
     async def Generate(self, request: Message, context: Context) -> None:
-        """Serve one request; every stream ends with exactly one status."""
+        """Serve one request; every stream ends with exactly one status.
+
+        The writing stands here, not in a coroutine of its own: a message resumes each of them,
+        which costs it 5 % of its time (`benchmarks/messages.py`).
+        """
         record = RequestRecord(self.metrics)
         try:
-            await self._generate(request, context, record)
+            with self._around(request):
+                self.board.require_accepting()
+                self.last_receive_at = time()
+                spec = self._convert(request, context)
+                with self._in_flight(spec, record) as ticket:
+                    if failpoints.active:
+                        await failpoints.hit("admitted")
+                    mailbox, write = ticket.mailbox, failpoints.writing(context.write)
+                    if spec.text is not None:
+                        await self._tokenize(spec, spec.text, mailbox)
+                    await self._submit(spec, ticket)
+                    choices = [
+                        Choice(index, prompt_tokens=len(spec.prompt), stream=spec.stream)
+                        for index in range(spec.sampling.n)
+                    ]
+                    while (delta := mailbox.take()) is not None or await mailbox.wait():
+                        if delta is None:
+                            continue
+                        choice = choices[delta.index]
+                        record.tokens(len(delta.token_ids))
+                        for message in self._chunks(spec, choice, delta):
+                            await write(message)
+                        if delta.finish is not None:
+                            record.finished(choice, delta.finish.reason)
+                            await write(self._complete(spec, choice, delta.finish))
         except grpc.aio.AbortError:
             raise
         except Exception as error:
@@ -89,33 +120,25 @@ class CoreServicer(ControlBodies):
         else:
             record.end(status="OK")
 
-    async def _generate(self, request: Message, context: Context, record: RequestRecord) -> None:
-        self.board.require_accepting()
-        self.last_receive_at = time()
-        spec = self._convert(request, context)
+    def _around(self, request: Message) -> AbstractContextManager[object]:
+        """What a wing has to know of a request from its arrival to its end, refused or not."""
+        return _NOTHING
+
+    @contextmanager
+    def _in_flight(self, spec: GenerateSpec, record: RequestRecord) -> Iterator[Ticket]:
+        """The request's life between its admission and its one exit."""
         ticket = self._admit(spec.request_id, spec.sampling.n, stream=spec.stream)
         try:
             with self.spans.request("Generate", spec.trace, {"request_id": spec.request_id}):
-                await self._run(spec, ticket, context, record)
+                yield ticket
         finally:
             if ticket.leaving():
                 self.engine.abort(spec.request_id)
             self._release(ticket)
-
-    async def _run(
-        self, spec: GenerateSpec, ticket: Ticket, context: Context, record: RequestRecord
-    ) -> None:
-        try:
-            if failpoints.active:
-                await failpoints.hit("admitted")
-            spec = await self._prompted(spec, ticket.mailbox)
-            await self._submit(spec, ticket)
-            await self._write_all(spec, ticket, context, record)
-        finally:
             if log.isEnabledFor(logging.DEBUG):
                 story = {
                     "request_id": spec.request_id,
-                    "prompt_tokens": len(spec.prompt),
+                    "prompt_tokens": record.prompt or len(spec.prompt),
                     "output_tokens": record.generated,
                     "finish_reason": record.finish_reason or "unfinished",
                     "ms": round((monotonic() - ticket.admitted_at) * 1000, 1),
@@ -140,38 +163,37 @@ class CoreServicer(ControlBodies):
         self._require_features(spec.needs)
         facts = self.engine.model_facts()
         validate(spec, facts, self.wire.path, min_output=self.engine.min_output_tokens)
-        if spec.text is None:
-            spec = self._with_prompt(spec, spec.prompt, "prompt")
+        if spec.text is None and not spec.input_embeds:
+            self._fill_prompt(spec, spec.prompt, "prompt")
         trace = trace_context(context.invocation_metadata())
-        return replace(spec, trace=trace) if trace else spec
+        if trace:
+            spec.trace = trace
+        return spec
 
-    def _with_prompt(self, spec: GenerateSpec, ids: Sequence[int], name: str) -> GenerateSpec:
-        """The request with its checked prompt; `name` is what the caller sent it as."""
+    def _fill_prompt(self, spec: GenerateSpec, ids: Sequence[int], name: str) -> None:
+        """Check the prompt's ids and put them in; `name` is what the caller sent them as."""
         facts, floor = self.engine.model_facts(), self.engine.min_output_tokens
         ids = truncated(ids, spec.truncate_prompt, facts, min_output=floor)
-        return replace(
-            spec, prompt=checked_prompt(ids, facts, self.wire.path(name), min_output=floor)
-        )
+        spec.prompt = checked_prompt(ids, facts, self.wire.path(name), min_output=floor)
 
-    async def _prompted(self, spec: GenerateSpec, mailbox: Mailbox) -> GenerateSpec:
-        """A text prompt as token ids, tokenized off the loop by the engine's own tokenizer.
+    async def _tokenize(self, spec: GenerateSpec, text: str, mailbox: Mailbox) -> None:
+        """Put a text prompt's ids in, made off the loop by the engine's own tokenizer.
 
         An abort or a cut that comes meanwhile does not wait for the tokenizer.
         """
-        if spec.text is None:
-            return spec
         longest = self.engine.max_text_length()
-        if longest is not None and spec.truncate_prompt is None and len(spec.text) > longest:
+        if longest is not None and spec.truncate_prompt is None and len(text) > longest:
             raise InvalidArgument(
                 self.wire.path("text"),
-                f"{len(spec.text)} characters are more than {longest}, the most that can fit into "
+                f"{len(text)} characters are more than {longest}, the most that can fit into "
                 f"the model's context",
             )
-        working = asyncio.ensure_future(self.engine.tokenize(spec.text))
+        working = asyncio.ensure_future(self.engine.tokenize(text))
         ended = asyncio.ensure_future(mailbox.wait())
         try:
             await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
-            return spec if mailbox.ended else self._with_prompt(spec, working.result(), "text")
+            if not mailbox.ended:
+                self._fill_prompt(spec, working.result(), "text")
         finally:
             working.cancel()
             ended.cancel()
@@ -194,46 +216,25 @@ class CoreServicer(ControlBodies):
         if failpoints.active:
             await failpoints.hit("after_submit")
 
-    async def _write_all(
-        self, spec: GenerateSpec, ticket: Ticket, context: Context, record: RequestRecord
-    ) -> None:
-        """Write what the engine produces until every choice has had its end."""
-        choices = [
-            Choice(index, prompt_tokens=len(spec.prompt), stream=spec.stream)
-            for index in range(spec.sampling.n)
-        ]
-        mailbox, write = ticket.mailbox, context.write
-        while await mailbox.wait():
-            while (delta := mailbox.take()) is not None:
-                choice = choices[delta.index]
-                record.tokens(len(delta.token_ids))
-                for message in self._messages(spec, choice, delta):
-                    if failpoints.active:
-                        await failpoints.hit("before_write")
-                    await write(message)
-                    if failpoints.active:
-                        await failpoints.hit("after_write")
-                if delta.finish is not None:
-                    if failpoints.active:
-                        await failpoints.hit("before_complete")
-                    record.finished(choice.prompt_tokens, choice.cached_tokens, delta.finish.reason)
-                    await write(self._complete(spec, choice, delta))
-                    if failpoints.active:
-                        await failpoints.hit("after_complete")
-
-    def _messages(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> Iterator[Message]:
+    def _chunks(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> Iterable[Message]:
         """The chunks of a delta: none when the answer is sent whole, several when it is large."""
         if not spec.stream:
             choice.add(delta)
-            return
+            return ()
+        if fits(delta, self.max_chunk_tokens):  # nearly always; a generator would be for nothing
+            choice.add(delta)
+            worth = delta.token_ids or delta.prompt_logprobs
+            return (self.wire.chunk(spec, choice, delta),) if worth else ()
+        return self._pieces(spec, choice, delta)
+
+    def _pieces(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> Iterator[Message]:
         for piece in pieces(delta, max_tokens=self.max_chunk_tokens):
             choice.add(piece)
             if piece.token_ids or piece.prompt_logprobs is not None:
                 yield self.wire.chunk(spec, choice, piece)
 
-    def _complete(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> Message:
-        assert delta.finish is not None
-        message = self.wire.complete(spec, choice, delta.finish)
+    def _complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> Message:
+        message = self.wire.complete(spec, choice, finish)
         size = message.ByteSize()
         if size > MAX_MESSAGE_BYTES:
             raise Exhausted(

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from smg_grpc_servicer.core.payloads import HiddenStates, Media
+
 
 class Feature(Enum):
     """What a request can need. An engine names what it has; the value is the client's wording."""
@@ -96,9 +98,9 @@ class KvTransfer:
     room: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GenerateSpec:
-    """One Generate request, validated, in core terms."""
+    """One Generate request in core terms; once checked, the core fills in prompt and trace."""
 
     request_id: str
     prompt: Sequence[int] = ()
@@ -117,10 +119,40 @@ class GenerateSpec:
     """The request thinks: its reasoning tokens are to be counted."""
     stream_interval: int | None = None
     """Steps between two outputs of a stream; None leaves it to the engine."""
-    needs: frozenset[Feature] = frozenset()
-    """What the engine must have for it; filled by the wire, checked at admission."""
+    input_embeds: Sequence[float] = ()
+    """Instead of prompt ids: one row of the model's hidden size per position, end to end."""
+    custom_params: Mapping[str, object] | None = None
+    """What a custom logit processor reads; whole numbers are int."""
+    logit_processor: str | None = None
+    """A custom logit processor as the engine serializes it."""
+    hidden_states: bool = False
+    media: Media | None = None
     trace: Mapping[str, str] = field(default_factory=dict)
     """W3C `traceparent` and `tracestate`."""
+
+    @property
+    def needs(self) -> frozenset[Feature]:
+        """What an engine must have to serve it."""
+        sampling, logprobs = self.sampling, self.logprobs
+        asked = (
+            (Feature.TEXT_INPUT, self.text is not None),
+            (Feature.CHOICES, sampling.n > 1),
+            (Feature.STOP_STRINGS, sampling.stop),
+            (Feature.MIN_TOKENS, sampling.min_tokens is not None),
+            (Feature.CONSTRAINT, sampling.constraint),
+            (Feature.PROMPT_LOGPROBS, logprobs.prompt is not None),
+            (Feature.TOKEN_LOGPROBS, logprobs.token_ids),
+            (Feature.LORA, self.lora_id is not None),
+            (Feature.RANK, self.rank is not None),
+            (Feature.KV_TRANSFER, self.kv_transfer),
+            (Feature.TRUNCATION, self.truncate_prompt is not None),
+            (Feature.INPUT_EMBEDS, self.input_embeds),
+            (Feature.CUSTOM_PARAMS, self.custom_params is not None),
+            (Feature.LOGIT_PROCESSOR, self.logit_processor is not None),
+            (Feature.HIDDEN_STATES, self.hidden_states),
+            (Feature.MEDIA, self.media is not None),
+        )
+        return frozenset([feature for feature, asks in asked if asks])
 
 
 @dataclass(slots=True)
@@ -174,6 +206,7 @@ class Finish:
     spec_accepted_tokens: int | None = None
     spec_draft_tokens: int | None = None
     kv_transfer: KvTransfer | None = None
+    hidden_states: HiddenStates | None = None
 
 
 @dataclass(slots=True)
@@ -199,6 +232,8 @@ class EmbedSpec:
     request_id: str
     prompt: Sequence[int]
     rank: int | None = None
+    token_type_ids: Sequence[int] = ()
+    """One per prompt token, for models with segments; empty when there are none."""
     needs: frozenset[Feature] = frozenset()
     trace: Mapping[str, str] = field(default_factory=dict)
 
@@ -225,6 +260,57 @@ class ProfileSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryLoad:
+    """Where a rank's accelerator memory went. Sections of a load have the protos' field names."""
+
+    weight_gb: float
+    kv_cache_gb: float
+    graph_gb: float
+    token_capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLoad:
+    """Requests by the queue they stand in."""
+
+    waiting: int
+    grammar: int
+    paused: int
+    retracted: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeLoad:
+    """How well the draft model guesses."""
+
+    accept_length: float
+    accept_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoraLoad:
+    """Adapters in a rank's pool."""
+
+    slots_used: int
+    slots_total: int
+    utilization: float
+
+
+@dataclass(frozen=True, slots=True)
+class DisaggregationLoad:
+    """A prefill's or decode's queues, and how its KV transfers went."""
+
+    mode: str
+    prefill_prealloc_queue_reqs: int
+    prefill_inflight_queue_reqs: int
+    decode_prealloc_queue_reqs: int
+    decode_transfer_queue_reqs: int
+    decode_retracted_queue_reqs: int
+    kv_transfer_speed_gb_s: float
+    kv_transfer_latency_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """One data-parallel rank's load; None = unknown, which is not zero."""
 
@@ -239,6 +325,12 @@ class Load:
     active_token_usage: float | None = None
     gen_throughput: float | None = None
     cache_hit_rate: float | None = None
+    utilization: float | None = None
+    memory: MemoryLoad | None = None
+    queues: QueueLoad | None = None
+    speculative: SpeculativeLoad | None = None
+    lora: LoraLoad | None = None
+    disaggregation: DisaggregationLoad | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +351,10 @@ class ModelFacts:
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     default_sampling: Mapping[str, float] = field(default_factory=dict)
+    preferred_sampling: Mapping[str, object] = field(default_factory=dict)
+    """The operator's own defaults; those the gateway applies are in `default_sampling` too."""
+    labels: Mapping[int, str] = field(default_factory=dict)
+    """Names of a classifier's outputs."""
     weight_version: str | None = None
     dtype: str | None = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -42,13 +42,28 @@ class Choice:
     logprobs: LogprobRows | None = None
     """All rows of an answer sent whole; a stream's rows travel in its chunks only."""
     prompt_logprobs: PromptLogprobs | None = None
+    chosen: list[list[float]] = field(default_factory=list)
+    """Of a stream: all rows of chosen token ids, which SGLang's proto repeats at the end."""
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     weight_version: str | None = None
+    _chunk: Message | None = None
 
     @property
     def completion_tokens(self) -> int:
         return len(self.token_ids)
+
+    def message(self, make: Callable[[], Message], delta: Delta) -> Message:
+        """What this delta's chunk is filled into: always the same message while there are only ids.
+
+        gRPC serialises a message before `write` first waits, so it is free again by then, and a
+        new one costs more than all that is set in it. Rows would leave their memory behind.
+        """
+        if delta.logprobs is not None or delta.prompt_logprobs is not None:
+            return make()
+        if self._chunk is None:
+            self._chunk = make()
+        return self._chunk
 
     def add(self, delta: Delta) -> None:
         self.token_ids += delta.token_ids
@@ -67,6 +82,8 @@ class Choice:
                     self.logprobs = delta.logprobs
                 else:
                     self.logprobs.extend(delta.logprobs)
+        elif delta.logprobs is not None and delta.logprobs.chosen:
+            self.chosen += delta.logprobs.chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +117,10 @@ class Wire(ABC):
 
     @abstractmethod
     def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> Message:
-        """New tokens of a stream; `choice` already counts them."""
+        """New tokens of a stream; `choice` already counts them.
+
+        Good until the choice's next chunk, see `Choice.message`.
+        """
 
     @abstractmethod
     def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> Message:

@@ -1,6 +1,6 @@
 """What several protos have in common; messages with the same fields are handled alike.
 
-Requests: which features a spec needs, refusing what cannot be served, and the fields that SGLang's
+Requests: refusing what cannot be served, and the fields that SGLang's
 and TokenSpeed's protos share. Responses: log-probability messages, filled in place by whole lists
 (building a part first and copying it in, or appending one by one, costs twice as much).
 """
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from smg_grpc_servicer.core.errors import InvalidArgument, Unsupported
 from smg_grpc_servicer.core.types import (
     Constraint,
     Feature,
-    GenerateSpec,
     KvTransfer,
     LogprobRows,
     LogprobSpec,
@@ -29,25 +27,6 @@ Refusals = Mapping[str, Feature | str]
 """Path from the message's name (`GenerateRequest.mm_inputs`) to what a client asks for there."""
 
 # Requests.
-
-
-def with_needs(spec: GenerateSpec) -> GenerateSpec:
-    """The spec with what an engine must have to serve it; all of it can be read off the spec."""
-    sampling, logprobs = spec.sampling, spec.logprobs
-    asked = (
-        (Feature.TEXT_INPUT, spec.text is not None),
-        (Feature.CHOICES, sampling.n > 1),
-        (Feature.STOP_STRINGS, bool(sampling.stop)),
-        (Feature.MIN_TOKENS, sampling.min_tokens is not None),
-        (Feature.CONSTRAINT, sampling.constraint is not None),
-        (Feature.PROMPT_LOGPROBS, logprobs.prompt is not None),
-        (Feature.TOKEN_LOGPROBS, bool(logprobs.token_ids)),
-        (Feature.LORA, spec.lora_id is not None),
-        (Feature.RANK, spec.rank is not None),
-        (Feature.KV_TRANSFER, spec.kv_transfer is not None),
-        (Feature.TRUNCATION, spec.truncate_prompt is not None),
-    )
-    return replace(spec, needs=frozenset(feature for feature, asks in asked if asks))
 
 
 def refuse(message: Message, refusals: Refusals, who: str, path: str = "") -> None:

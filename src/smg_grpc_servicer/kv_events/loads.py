@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from smg_grpc_proto.generated import common_pb2
 
+from smg_grpc_servicer.core.loads import fill_section
 from smg_grpc_servicer.core.types import Load
 
 HEARTBEAT_SECONDS = 1.0
@@ -20,6 +21,7 @@ QUIET_SECONDS = 5.0
 QUIET_AFTER = 2
 
 _U32 = 2**32 - 1
+_SECTIONS = ("memory", "queues", "speculative", "lora", "disaggregation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,8 @@ def _telemetry(record: common_pb2.EngineLoad, load: Load) -> None:
         record.num_used_tokens = load.used_tokens
     if load.max_total_tokens is not None:
         record.max_total_num_tokens = load.max_total_tokens
+    for name in _SECTIONS:
+        fill_section(record, load, name)
 
 
 def _count(value: int | None) -> int | None:

@@ -14,7 +14,6 @@ from smg_grpc_proto.generated import mlx_engine_pb2 as pb
 from smg_grpc_servicer.core.errors import InvalidArgument
 from smg_grpc_servicer.core.types import (
     Delta,
-    Feature,
     Finish,
     GenerateSpec,
     LogprobRows,
@@ -62,14 +61,12 @@ class MlxWire(Wire):
             # Zero asks for none here: what the published package does, and all the gateway sends.
             logprobs=LogprobSpec(output=sent.logprobs or None),
             stream=request.stream,
-            needs=frozenset({Feature.TEXT_INPUT}) if kind == "text" else frozenset(),
         )
 
     def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
-        # Filled in place: building the part first and then the whole costs twice as much.
-        response = pb.GenerateResponse()
+        response = choice.message(pb.GenerateResponse, delta)
         chunk = response.chunk
-        chunk.token_ids.extend(delta.token_ids)
+        chunk.token_ids[:] = delta.token_ids
         chunk.prompt_tokens = choice.prompt_tokens
         chunk.completion_tokens = len(choice.token_ids)
         chunk.cached_tokens = choice.cached_tokens
@@ -79,18 +76,19 @@ class MlxWire(Wire):
         return response
 
     def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> pb.GenerateResponse:
-        complete = pb.GenerateComplete(
-            output_ids=choice.token_ids,
-            finish_reason=finish.reason,
-            prompt_tokens=choice.prompt_tokens,
-            completion_tokens=len(choice.token_ids),
-            cached_tokens=choice.cached_tokens,
-            index=choice.index,
-            matched_stop_token_id=finish.matched if isinstance(finish.matched, int) else None,
-        )
+        response = pb.GenerateResponse()
+        complete = response.complete
+        complete.output_ids.extend(choice.token_ids)
+        complete.finish_reason = finish.reason
+        complete.prompt_tokens = choice.prompt_tokens
+        complete.completion_tokens = len(choice.token_ids)
+        complete.cached_tokens = choice.cached_tokens
+        complete.index = choice.index
+        if isinstance(finish.matched, int):
+            complete.matched_stop_token_id = finish.matched
         if choice.logprobs is not None:
             fill_logprobs(complete.output_logprobs, choice.token_ids, choice.logprobs)
-        return pb.GenerateResponse(complete=complete)
+        return response
 
     def abort_ids(self, request: pb.AbortRequest) -> Sequence[str]:
         return list(request.request_ids)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from smg_grpc_servicer.core.types import Feature
 
+RAW_MEDIA = "raw media and references to it (send preprocessed tensors)"
+
 MAPPED: Mapping[str, str] = {
     "GenerateRequest.request_id": "request_id",
     "GenerateRequest.tokenized.input_ids": "prompt",
@@ -47,48 +49,50 @@ MAPPED: Mapping[str, str] = {
     "GenerateRequest.sampling_params.no_stop_trim": "sampling.include_stop",
     "GenerateRequest.sampling_params.stream_interval": "stream_interval",
     "GenerateRequest.sampling_params.logit_bias": "sampling.logit_bias",
+    "GenerateRequest.sampling_params.custom_params": "custom_params",
+    "GenerateRequest.custom_logit_processor": "logit_processor",
+    "GenerateRequest.input_embeds": "input_embeds",
+    "GenerateRequest.return_hidden_states": "hidden_states",
+    "GenerateRequest.mm_inputs.pixel_values": "media.pixels.data",
+    "GenerateRequest.mm_inputs.model_specific_tensors": "media.tensors",
+    "GenerateRequest.mm_inputs.im_token_id": "media.token_id",
+    "GenerateRequest.mm_inputs.mm_placeholders": "media.placeholders",
+    "GenerateRequest.mm_inputs.modalities": "media.modality",
+    "EmbedRequest.token_type_ids": "token_type_ids",
     "EmbedRequest.request_id": "request_id",
     "EmbedRequest.tokenized.input_ids": "prompt",
     "EmbedRequest.data_parallel_rank": "rank",
     "AbortRequest.request_id": "",
+    "LoadLoRAAdapterRequest.lora_name": "name",
+    "LoadLoRAAdapterRequest.lora_path": "path",
+    "LoadLoRAAdapterRequest.pinned": "pinned",
+    "LoadLoRAAdapterRequest.lora_id": "id",
+    "UnloadLoRAAdapterRequest.lora_name": "",
+    "UnloadLoRAAdapterRequest.lora_id": "",
     "GetLoadsRequest.dp_rank": "",
 }
 """Request field to where it stands in the spec; "" where a call's whole answer depends on it."""
 
-ADAPTER_CALLS = "loading, unloading and listing LoRA adapters"
-
 REFUSED: Mapping[str, Feature | str] = {
-    "GenerateRequest.mm_inputs": Feature.MEDIA,
-    "GenerateRequest.return_hidden_states": Feature.HIDDEN_STATES,
-    "GenerateRequest.custom_logit_processor": Feature.LOGIT_PROCESSOR,
-    "GenerateRequest.input_embeds": Feature.INPUT_EMBEDS,
-    "GenerateRequest.sampling_params.custom_params": Feature.CUSTOM_PARAMS,
+    "GenerateRequest.mm_inputs.image_urls": RAW_MEDIA,
+    "GenerateRequest.mm_inputs.video_urls": RAW_MEDIA,
+    "GenerateRequest.mm_inputs.audio_urls": RAW_MEDIA,
     "EmbedRequest.mm_inputs": Feature.MEDIA,
-    "EmbedRequest.token_type_ids": "token type ids",
-    "EmbedRequest.is_cross_encoder": "cross-encoder requests",
-    "EmbedRequest.texts": "cross-encoder requests",
-    "LoadLoRAAdapterRequest": ADAPTER_CALLS,
-    "UnloadLoRAAdapterRequest": ADAPTER_CALLS,
-    "ListLoadedLoRAAdaptersRequest": ADAPTER_CALLS,
+    "EmbedRequest.texts": "cross-encoder requests as texts (send token ids)",
 }
 """What no part of the vocabulary carries: UNIMPLEMENTED, whatever engine is behind it."""
 
-NOT_CARRIED = frozenset(
-    {
-        Feature.MEDIA,
-        Feature.HIDDEN_STATES,
-        Feature.LOGIT_PROCESSOR,
-        Feature.INPUT_EMBEDS,
-        Feature.CUSTOM_PARAMS,
-    }
-)
-"""Features above: media waits for the tensor room, hidden states for a column in `Delta`, the
-other three for a typed field in `GenerateSpec`."""
+NOT_CARRIED = frozenset({Feature.MEDIA})
+"""Features above: an embedding's media."""
 
 IGNORED: Mapping[str, str] = {
     "GenerateRequest.tokenized.original_text": "for reference; the ids are the prompt",
     "GenerateRequest.timestamp": "the sender's clock; times are taken on arrival here",
     "GenerateRequest.log_metrics": "metrics are the server's, not a request's",
+    "GenerateRequest.mm_inputs.image_data": "what the tensors were made of; alone it is refused",
+    "GenerateRequest.mm_inputs.video_data": "what the tensors were made of; alone it is refused",
+    "GenerateRequest.mm_inputs.audio_data": "what the tensors were made of; alone it is refused",
+    "EmbedRequest.is_cross_encoder": "the model is one or is not; its score is a vector of one",
     "EmbedRequest.tokenized.original_text": "for reference; the ids are the prompt",
     "EmbedRequest.sampling_params": "there for compatibility; nothing is sampled",
     "AbortRequest.reason": "the sender's remark",
@@ -97,8 +101,8 @@ IGNORED: Mapping[str, str] = {
 """Request field to the reason why it changes nothing."""
 
 NOT_FILLED: Mapping[str, str] = {
-    "GenerateResponse.chunk.hidden_states": "hidden states are refused",
-    "GenerateResponse.complete.all_hidden_states": "hidden states are refused",
+    "GenerateResponse.chunk.hidden_states": "all of them stand in the complete",
+    "GenerateResponse.complete.all_hidden_states.layer": "the last one's",
     "GetModelInfoResponse.preferred_sampling_params": "not in ModelFacts",
     "GetModelInfoResponse.id2label_json": "not in ModelFacts",
     "GetModelInfoResponse.num_labels": "not in ModelFacts",
@@ -109,8 +113,8 @@ NOT_FILLED: Mapping[str, str] = {
     "GetLoadsResponse.loads.disaggregation": "not in Load",
     "GetLoadsResponse.loads.queues": "not in Load",
     "GetLoadsResponse.aggregate.avg_utilization": "not in Load",
-    "LoadLoRAAdapterResponse": "refused",
-    "UnloadLoRAAdapterResponse": "refused",
-    "ListLoadedLoRAAdaptersResponse": "refused",
+    "LoadLoRAAdapterResponse": "made by the call itself (adapter_calls.py)",
+    "UnloadLoRAAdapterResponse": "made by the call itself (adapter_calls.py)",
+    "ListLoadedLoRAAdaptersResponse": "made by the call itself (adapter_calls.py)",
 }
 """Response field to the reason why it stays at the proto's default, which reads as unknown."""

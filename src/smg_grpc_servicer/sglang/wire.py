@@ -42,6 +42,7 @@ from smg_grpc_servicer.core.wire_parts import (
     with_needs,
 )
 from smg_grpc_servicer.sglang.fields import REFUSED
+from smg_grpc_servicer.sglang.wire_parts import custom_params, fill_hidden_states, media
 
 WHO = "the SGLang servicer"
 SECTIONS = frozenset({"core", "memory", "spec", "lora", "disagg", "queues", "all"})
@@ -70,9 +71,9 @@ class SglangWire(Wire):
 
     def generate_spec(self, request: pb.GenerateRequest) -> GenerateSpec:
         refuse(request, REFUSED, WHO)
-        if not request.HasField("tokenized"):
+        if not request.HasField("tokenized") and not request.input_embeds:
             raise InvalidArgument("tokenized", "is required")
-        sent = request.disaggregated_params
+        sent, params = request.disaggregated_params, request.sampling_params
         return with_needs(
             GenerateSpec(
                 request_id=request.request_id,
@@ -91,15 +92,20 @@ class SglangWire(Wire):
                 if request.HasField("disaggregated_params")
                 else None,
                 count_reasoning=request.require_reasoning,
-                stream_interval=stream_interval(request.sampling_params),
+                stream_interval=stream_interval(params),
+                input_embeds=request.input_embeds,
+                custom_params=custom_params(params.custom_params) or None,
+                logit_processor=request.custom_logit_processor or None,
+                hidden_states=request.return_hidden_states,
+                media=media(WHO, request.mm_inputs) if request.HasField("mm_inputs") else None,
             )
         )
 
     def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
-        # Filled in place: building the part first and then the whole costs twice as much.
-        response = pb.GenerateResponse(request_id=spec.request_id)
+        response = choice.message(pb.GenerateResponse, delta)
+        response.request_id = spec.request_id
         chunk = response.chunk
-        chunk.token_ids.extend(delta.token_ids)
+        chunk.token_ids[:] = delta.token_ids
         chunk.prompt_tokens = choice.prompt_tokens
         chunk.completion_tokens = len(choice.token_ids)
         chunk.cached_tokens = choice.cached_tokens
@@ -128,8 +134,14 @@ class SglangWire(Wire):
         )
         if choice.logprobs is not None:
             fill_rows(complete.output_logprobs, spec, choice.token_ids, choice.logprobs)
+        elif choice.chosen:
+            # The proto wants all of these in a stream's end too.
+            fill_chosen(complete.output_logprobs, spec, choice.chosen)
         if choice.prompt_logprobs is not None:
             fill_input(complete.input_logprobs, choice.prompt_logprobs)
+        if finish.hidden_states is not None:
+            length = choice.prompt_tokens + len(choice.token_ids)
+            fill_hidden_states(complete, finish.hidden_states, length)
         return pb.GenerateResponse(request_id=spec.request_id, complete=complete)
 
     def embed_spec(self, request: pb.EmbedRequest) -> EmbedSpec:
@@ -143,6 +155,7 @@ class SglangWire(Wire):
             request.request_id,
             request.tokenized.input_ids,
             rank=rank or None,
+            token_type_ids=request.token_type_ids,
             needs=frozenset({Feature.RANK}) if rank else frozenset(),
         )
 
@@ -258,7 +271,13 @@ def fill_rows(
 ) -> None:
     """Rows in step with their ids, and those of the ids the request asked for."""
     fill_output(part, token_ids, rows)
-    for values in rows.chosen:
+    fill_chosen(part, spec, rows.chosen)
+
+
+def fill_chosen(
+    part: pb.OutputLogProbs, spec: GenerateSpec, chosen: Sequence[Sequence[float]]
+) -> None:
+    for values in chosen:
         row = part.token_ids_logprobs.add()
         row.values.extend(values)
         row.token_ids.extend(spec.logprobs.token_ids)

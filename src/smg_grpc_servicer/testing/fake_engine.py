@@ -80,6 +80,18 @@ class _Running:
     """Tokens made so far, per choice; -1 when the choice is over."""
 
 
+NOT_FAKED = frozenset(
+    {
+        Feature.KV_EVENTS,
+        Feature.MEDIA,
+        Feature.HIDDEN_STATES,
+        Feature.INPUT_EMBEDS,
+        Feature.LOGIT_PROCESSOR,
+        Feature.CUSTOM_PARAMS,
+    }
+)
+
+
 class FakeEngine(Engine):
     """See the module. `aborts` records every abort it was told."""
 
@@ -90,7 +102,7 @@ class FakeEngine(Engine):
         *,
         tokens_per_step: int | Callable[[], int] = 1,
         step_seconds: float = 0.0,
-        features: frozenset[Feature] = frozenset(Feature) - {Feature.KV_EVENTS},
+        features: frozenset[Feature] = frozenset(Feature) - NOT_FAKED,
         faults: Faults | None = None,
         load_seconds: float = 0.0,
         tokenizer: str | None = None,

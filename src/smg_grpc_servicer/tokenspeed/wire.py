@@ -38,7 +38,6 @@ from smg_grpc_servicer.core.wire_parts import (
     logprob_spec,
     refuse,
     text_constraint,
-    with_needs,
 )
 from smg_grpc_servicer.tokenspeed.fields import REFUSED_ALWAYS
 
@@ -69,23 +68,21 @@ class TokenSpeedWire(Wire):
         refuse(request, REFUSED_ALWAYS, WHO)
         if not request.HasField("tokenized"):
             raise InvalidArgument("tokenized", "is required")
-        return with_needs(
-            GenerateSpec(
-                request_id=request.request_id,
-                prompt=request.tokenized.input_ids,
-                sampling=sampling(request.sampling_params),
-                logprobs=logprobs(request),
-                stream=request.stream,
-                rank=request.data_parallel_rank if request.HasField("data_parallel_rank") else None,
-                kv_transfer=kv_transfer(request),
-            )
+        return GenerateSpec(
+            request_id=request.request_id,
+            prompt=request.tokenized.input_ids,
+            sampling=sampling(request.sampling_params),
+            logprobs=logprobs(request),
+            stream=request.stream,
+            rank=request.data_parallel_rank if request.HasField("data_parallel_rank") else None,
+            kv_transfer=kv_transfer(request),
         )
 
     def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
-        # Filled in place: building the part first and then the whole costs twice as much.
-        response = pb.GenerateResponse(request_id=spec.request_id)
+        response = choice.message(pb.GenerateResponse, delta)
+        response.request_id = spec.request_id
         chunk = response.chunk
-        chunk.token_ids.extend(delta.token_ids)
+        chunk.token_ids[:] = delta.token_ids
         chunk.prompt_tokens = choice.prompt_tokens
         chunk.completion_tokens = len(choice.token_ids)
         chunk.cached_tokens = choice.cached_tokens
@@ -98,22 +95,25 @@ class TokenSpeedWire(Wire):
 
     def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> pb.GenerateResponse:
         matched = finish.matched
-        complete = pb.GenerateComplete(
-            output_ids=choice.token_ids,
-            finish_reason=finish.reason,
-            prompt_tokens=choice.prompt_tokens,
-            completion_tokens=len(choice.token_ids),
-            cached_tokens=choice.cached_tokens,
-            index=choice.index,
-            matched_token_id=matched if isinstance(matched, int) else None,
-            matched_stop_str=matched if isinstance(matched, str) else None,
-            spec_accepted_tokens=count(finish.spec_accepted_tokens),
-            spec_draft_tokens=count(finish.spec_draft_tokens),
-            weight_version=choice.weight_version,
-        )
+        response = pb.GenerateResponse(request_id=spec.request_id)
+        complete = response.complete
+        complete.output_ids.extend(choice.token_ids)
+        complete.finish_reason = finish.reason
+        complete.prompt_tokens = choice.prompt_tokens
+        complete.completion_tokens = len(choice.token_ids)
+        complete.cached_tokens = choice.cached_tokens
+        complete.index = choice.index
+        if isinstance(matched, int):
+            complete.matched_token_id = matched
+        elif isinstance(matched, str):
+            complete.matched_stop_str = matched
+        complete.spec_accepted_tokens = count(finish.spec_accepted_tokens)
+        complete.spec_draft_tokens = count(finish.spec_draft_tokens)
+        if choice.weight_version is not None:
+            complete.weight_version = choice.weight_version
         if choice.logprobs is not None:
             fill_output(complete.output_logprobs, choice.token_ids, choice.logprobs)
-        return pb.GenerateResponse(request_id=spec.request_id, complete=complete)
+        return response
 
     def abort_ids(self, request: pb.AbortRequest) -> Sequence[str]:
         return [request.request_id]

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from smg_grpc_servicer.vllm.health_servicer import VllmHealthServicer
+    from smg_grpc_servicer.vllm.impl import resolve_servicer_impl
+    from smg_grpc_servicer.vllm.rust import serve_rust
     from smg_grpc_servicer.vllm.servicer import VllmEngineServicer
 
-__all__ = ["VllmEngineServicer", "VllmHealthServicer"]
+__all__ = ["VllmEngineServicer", "VllmHealthServicer", "resolve_servicer_impl", "serve_rust"]
 
-_HOMES = {"VllmEngineServicer": "servicer", "VllmHealthServicer": "health_servicer"}
+_HOMES = {
+    "VllmEngineServicer": "servicer",
+    "VllmHealthServicer": "health_servicer",
+    "resolve_servicer_impl": "impl",
+    "serve_rust": "rust",
+}
 
 
 def __getattr__(name: str) -> Any:

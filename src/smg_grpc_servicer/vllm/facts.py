@@ -54,6 +54,22 @@ def sampling_defaults(model: Any) -> Mapping[str, object]:
     return found
 
 
+def stop_ids(model: Any, facts: ModelFacts) -> tuple[int, ...]:
+    """What ends an answer: the ids of `facts`, and more that the generation config names."""
+    generation: Mapping[str, object] = model.try_get_generation_config()
+    return tuple(dict.fromkeys((*facts.eos_token_ids, *_ids(generation.get("eos_token_id")))))
+
+
+def item_limits(vllm_config: Any) -> dict[str, int]:
+    """Images and videos that one request may have; empty for a model that takes neither."""
+    model = vllm_config.model_config
+    media: Any = probe(model, "multimodal_config")
+    if media is None or not probe(model, "is_multimodal_model"):
+        return {}
+    counts = {kind: media.get_limit_per_prompt(kind) for kind in ("image", "video")}
+    return {kind: count for kind, count in counts.items() if count > 0}
+
+
 def dtype(model: Any) -> str | None:
     """As torch prints it: `torch.bfloat16`."""
     value = probe(model, "dtype")

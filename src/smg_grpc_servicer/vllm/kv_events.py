@@ -28,9 +28,16 @@ log = logging.getLogger(__name__)
 NONE = Unsupported("vLLM", "KV events without a publisher (set --kv-events-config)")
 
 
-def configure(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> None:
+def configure(
+    args: argparse.Namespace,
+    environ: Mapping[str, str] | None = None,
+    *,
+    binds: bool = False,
+) -> None:
     """Give a launch without `--kv-events-config` a publisher; one that was given stays as it is.
 
+    :param binds: who subscribes cannot bind, so each rank has to bind its own publisher. Several
+        ranks can do so only on every interface of the host, which is left to an operator to ask.
     :raises ConfigError: there are no ports for it.
     """
     given = vars(args)
@@ -40,6 +47,9 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str] | None = None
         log.info("KV events are off: --no-enable-prefix-caching leaves nothing to tell")
         return
     ranks = given.get("data_parallel_size")
+    if binds and isinstance(ranks, int) and ranks > 1:
+        log.info("KV events of %d ranks are off: --kv-events-config sets a publisher", ranks)
+        return
     made = auto.publisher("vllm", ranks if isinstance(ranks, int) else 1, environ=environ)
     if made is not None:
         from vllm.config import KVEventsConfig

@@ -1,5 +1,7 @@
 """`vllm serve --grpc` through our own server: what `launcher_switch` puts in `serve_grpc`'s place.
 
+With `--servicer-impl rust` that is `rust.serve`; the rest is about the Python one.
+
 The port is bound first and answers NOT_SERVING while vLLM loads; TLS and tokens come from vLLM's
 own flags or ours; SIGTERM drains; a dead engine ends the process. A setting that cannot work is
 one line on standard error and exit code 2, before anything is bound. On a vLLM whose launcher we
@@ -24,20 +26,18 @@ from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.late import LateServicer
 from smg_grpc_servicer.core.metrics import Metrics, RecordedMetrics
-from smg_grpc_servicer.core.options import LOG_FORMAT, LOG_LEVEL, MAX_CHUNK_TOKENS, STALL
+from smg_grpc_servicer.core.options import MAX_CHUNK_TOKENS, STALL
 from smg_grpc_servicer.core.process import print_config_error
 from smg_grpc_servicer.core.server import GrpcServer, Life
-from smg_grpc_servicer.core.settings import Values
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.kv_events.cursor import too_early
-from smg_grpc_servicer.vllm import kv_events, log_lines
+from smg_grpc_servicer.vllm import impl, kv_events, log_lines
 from smg_grpc_servicer.vllm.engine_life import EngineLife, Launcher, LauncherChanged
+from smg_grpc_servicer.vllm.headless import START_METHOD
 from smg_grpc_servicer.vllm.options import Plan, as_written, plan
 from smg_grpc_servicer.vllm.wire import VllmWire
 
 log = logging.getLogger(__name__)
-
-START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 Implementation = Callable[[argparse.Namespace], Coroutine[Any, Any, int | None]]
 """Serves a launch; gives the exit code, or None for 0."""
@@ -52,7 +52,8 @@ async def serve_grpc(args: argparse.Namespace, stock: FunctionType) -> None:
     """
     try:
         asked = plan(args)
-        _log(asked.values)
+        log_lines.settle(asked.values)
+        impl.resolve_servicer_impl(args)
         serve = implementation(asked, stock)
         code = await serve(args)
     except ConfigError as error:
@@ -63,10 +64,14 @@ async def serve_grpc(args: argparse.Namespace, stock: FunctionType) -> None:
 
 
 def implementation(asked: Plan, stock: FunctionType) -> Implementation:
-    """Who serves this launch; `--servicer-impl` has one value so far.
+    """Who serves this launch.
 
     :raises ConfigError: only vLLM's own server could, and it would leave out what was asked for.
     """
+    if asked.impl == impl.RUST:
+        from smg_grpc_servicer.vllm import rust
+
+        return lambda args: rust.serve(args, asked)
     try:
         launcher = Launcher.of(stock)
     except LauncherChanged as error:
@@ -117,12 +122,6 @@ async def serve(args: argparse.Namespace, asked: Plan, launcher: Launcher) -> in
         return await server.serve(life, owns_process=True)
     finally:
         await asyncio.to_thread(spans.close)
-
-
-def _log(values: Values) -> None:
-    style = values.get_value(LOG_FORMAT)
-    chosen = values.sources[LOG_FORMAT.name] != "default"
-    log_lines.configure(values.get_value(LOG_LEVEL), style if chosen else None)
 
 
 def model_name(args: argparse.Namespace) -> str:

@@ -9,6 +9,7 @@ after the launcher's module is complete. So it is replaced there, by whichever c
   before it defines `serve_grpc`: its module is made to replace it when it is first asked for, and
   the parser hook is set, for people who left our plugin out of VLLM_PLUGINS.
 
+`require` is for those who would rather not start than be served by the launcher's own server.
 Standard library only: this is imported in every vLLM process. Nothing here is ever undone.
 """
 
@@ -19,9 +20,12 @@ import functools
 import importlib
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from enum import Enum
 from pathlib import PurePath
 from types import FunctionType, ModuleType
 from typing import Any
+
+from smg_grpc_servicer.core.errors import ConfigError
 
 LAUNCHERS = (
     "vllm.entrypoints.launchers.grpc_server",  # 0.30 and newer
@@ -33,6 +37,33 @@ _NAME = "serve_grpc"
 Serve = Callable[[argparse.Namespace], Awaitable[None]]
 
 _ours: set[Any] = set()
+_unimportable: dict[str, ImportError] = {}
+"""Launchers that `install_in_new` could not import."""
+
+
+class State(Enum):
+    """How the switch and the launcher stand to each other."""
+
+    BOUND = "bound"
+    PENDING = "pending"
+    """The launcher's module is still being imported; it is switched when it is asked."""
+    SOURCE = "source"
+    """It asks us in its own source."""
+    UNKNOWN = "unknown"
+    """It could not be imported for a reason that vLLM itself will tell."""
+    MISSING = "missing"
+    """Its module has no `serve_grpc`."""
+    FOREIGN = "foreign"
+    """Its `serve_grpc` is no function of its own: somebody else put another there."""
+    ABSENT = "absent"
+    """There is no such module."""
+
+
+_REFUSED = {
+    State.MISSING: "its gRPC launcher {0} defines no serve_grpc",
+    State.FOREIGN: "serve_grpc of its gRPC launcher {0} was replaced by another package",
+    State.ABSENT: "it has no gRPC launcher {0}",
+}
 
 
 def install() -> None:
@@ -51,10 +82,34 @@ def install_in_new() -> None:
     for name in LAUNCHERS:
         try:
             importlib.import_module(name)
-        except ImportError:
+        except ImportError as error:
+            _unimportable[name] = error
             continue  # Another release's name, or vLLM will say what is missing.
         break
     install()
+
+
+def state() -> tuple[State, str]:
+    """How it stands once a gRPC launch is parsed, and with which launcher."""
+    found = [(_state_of(module), module.__name__) for module in _loaded()]
+    for each in State:
+        for seen, name in found:
+            if seen is each:
+                return each, name
+    for name, error in _unimportable.items():
+        if not (isinstance(error, ModuleNotFoundError) and _is_or_holds(error.name, name)):
+            return State.UNKNOWN, name
+    return State.ABSENT, " or ".join(LAUNCHERS)
+
+
+def require(what: str) -> None:
+    """:raises ConfigError: `what` was asked for, and the launcher would run its own server."""
+    now, name = state()
+    if now in _REFUSED:
+        raise ConfigError(
+            f"{what}: the installed vLLM cannot be switched to it: {_REFUSED[now].format(name)}; "
+            "allowed: vLLM 0.28 to 0.33"
+        )
 
 
 def announce() -> None:
@@ -93,6 +148,29 @@ def _over(stock: FunctionType) -> Serve:
 
     _ours.add(serve_grpc)
     return serve_grpc
+
+
+def _state_of(module: ModuleType) -> State:
+    if _NAME not in vars(module):
+        if isinstance(module, _Launcher) or _is_importing(module):
+            return State.PENDING
+        from smg_grpc_servicer.vllm.upstream import asks_itself
+
+        asks = asks_itself(vars(module).get("__file__"))
+        return State.SOURCE if asks else State.MISSING
+    serve = vars(module)[_NAME]
+    if not isinstance(serve, FunctionType):
+        return State.FOREIGN
+    return State.BOUND if serve in _ours else State.PENDING
+
+
+def _is_importing(module: ModuleType) -> bool:
+    # The import system's own mark; a name that is gone one day only makes the answer "missing".
+    return bool(getattr(module.__spec__, "_initializing", False))
+
+
+def _is_or_holds(missing: str | None, name: str) -> bool:
+    return missing is not None and (name == missing or name.startswith(f"{missing}."))
 
 
 def _loaded() -> Iterator[ModuleType]:

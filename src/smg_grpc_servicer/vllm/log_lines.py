@@ -10,6 +10,15 @@ import logging
 import sys
 
 from smg_grpc_servicer.core import logs
+from smg_grpc_servicer.core.options import LOG_FORMAT, LOG_LEVEL
+from smg_grpc_servicer.core.settings import Values
+
+
+def settle(values: Values) -> None:
+    """`configure`, as the settings of a launch say."""
+    style = values.get_value(LOG_FORMAT)
+    chosen = values.sources[LOG_FORMAT.name] != "default"
+    configure(values.get_value(LOG_LEVEL), style if chosen else None)
 
 
 def configure(level: str, style: str | None) -> None:

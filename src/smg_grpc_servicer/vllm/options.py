@@ -28,6 +28,8 @@ from smg_grpc_servicer.core.options import (
     server_settings,
 )
 from smg_grpc_servicer.core.settings import Setting, Settings, Values
+from smg_grpc_servicer.vllm import impl, media_options
+from smg_grpc_servicer.vllm.media_options import MediaOptions
 
 PREFIX = "smg_"
 """In front of our names in vLLM's namespace, where for example `log_level` is vLLM's own."""
@@ -37,11 +39,11 @@ VLLM_EXIT_SECONDS = 20.0
 
 SERVICER_IMPL = Setting(
     "servicer_impl",
-    parsers.one_of("python"),
-    "python",
-    "which servicer answers",
-    "--servicer-impl",
-    "SMG_VLLM_SERVICER_IMPL",
+    parsers.one_of(*impl.CHOICES),
+    impl.PYTHON,
+    "which servicer answers; rust needs the wheel smg",
+    impl.FLAG,
+    impl.VARIABLE,
 )
 
 _HOST = replace(HOST, default="0.0.0.0", env=None)  # noqa: S104 - the launcher's own default
@@ -62,6 +64,12 @@ class Plan:
 
     values: Values
     server: ServerOptions
+    media: MediaOptions
+
+    @property
+    def impl(self) -> str:
+        """`python` or `rust`."""
+        return self.values.get_value(SERVICER_IMPL)
 
     @property
     def security(self) -> list[str]:
@@ -76,7 +84,8 @@ class Plan:
 
 def flags() -> Settings:
     """The settings that become flags of vLLM's parser."""
-    return Settings(*(s for s in server_settings("vllm") if s.name not in _VLLMS), SERVICER_IMPL)
+    ours = (s for s in server_settings("vllm") if s.name not in _VLLMS)
+    return Settings(*ours, SERVICER_IMPL) + media_options.SETTINGS
 
 
 def plan(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Plan:
@@ -100,7 +109,9 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> 
     except ConfigError as error:
         raise as_written(error, args) from None
     server = replace(server, auth_tokens=_keys(given, env), exit_guard_seconds=VLLM_EXIT_SECONDS)
-    return Plan(values, server)
+    media = MediaOptions.from_values(values)
+    media.require_served(values.get_value(SERVICER_IMPL))
+    return Plan(values, server, media)
 
 
 def as_written(error: ConfigError, args: argparse.Namespace) -> ConfigError:
@@ -114,7 +125,7 @@ def as_written(error: ConfigError, args: argparse.Namespace) -> ConfigError:
 
 def _settings(given: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
     """All settings, with vLLM's own where it has one that means the same."""
-    settings = {setting.name: setting for setting in (*server_settings("vllm"), SERVICER_IMPL)}
+    settings = {s.name: s for s in (*server_settings("vllm"), *flags())}
     settings |= {"host": _HOST, "port": _PORT}
     level = str(given.get("log_level") or environ.get("VLLM_LOGGING_LEVEL") or "").lower()
     if level in ("debug", "info", "warning", "error"):

@@ -29,7 +29,7 @@ _REASONS = {"stop": "stop", "length": "length", "abort": "abort", "repetition": 
 class Relay:
     """One request's way from vLLM to its mailbox."""
 
-    __slots__ = ("_mailbox", "_on_end", "_spec", "_started", "_stops", "closed", "counts")
+    __slots__ = ("_mailbox", "_on_end", "_plain", "_spec", "_started", "_stops", "closed", "counts")
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Relay:
         self._mailbox = mailbox
         self.counts = counts
         self._on_end: Callable[[], None] | None = on_end
+        self._plain = spec.logprobs.output is None
         self._started: set[int] = set()
         self._stops = frozenset((*spec.sampling.stop_token_ids, *spec.sampling.stop))
         self.closed = False
@@ -80,6 +81,10 @@ class Relay:
 
     def _convert(self, output: Any) -> None:
         for part in output.outputs:
+            if part.finish_reason is None and self._plain and part.index in self._started:
+                self.counts.generated(len(part.token_ids))
+                self._mailbox.put_ids(part.index, part.token_ids)
+                continue
             if part.finish_reason == "error":
                 self.fail(Internal(FAILED))
                 return

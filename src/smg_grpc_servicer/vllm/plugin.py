@@ -3,7 +3,8 @@
 vLLM calls `register` in every process of its, more than once; it imports the standard library
 only. It hooks the class of vLLM's parsers: one that can launch gRPC (it defines `--grpc`, or is the
 launcher's own) gets our flags the first time it parses, and a parsed gRPC launch gets our server
-(`launcher_switch`). Values travel in the namespace, never through the environment.
+(`launcher_switch`). Values travel in the namespace, not through the environment; the one of
+`--servicer-impl` is written there too, for the Python servicer to look at (`impl`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from smg_grpc_servicer.vllm import launcher_switch
+from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.vllm import impl, launcher_switch
 
 if TYPE_CHECKING:
     from smg_grpc_servicer.core.settings import Settings
@@ -54,8 +56,10 @@ def hook(parsers: type[argparse.ArgumentParser]) -> None:
         namespace, rest = stock(self, *args, **kwargs)
         if own:
             launcher_switch.install()
+            _require_switch(self, namespace)
         elif namespace.grpc:
             launcher_switch.install_in_new()
+            _require_switch(self, namespace)
         elif settings is not None:
             _refuse_without_grpc(self, namespace, settings)
         return namespace, rest
@@ -81,6 +85,16 @@ def _add_flags(parser: argparse.ArgumentParser) -> Settings | None:
                 only = type(settings)(setting)
                 only.add_to(group, prefix=options.PREFIX, default=argparse.SUPPRESS)
     return settings
+
+
+def _require_switch(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> None:
+    """Who asked for the Rust servicer is not served by the launcher's own server instead."""
+    try:
+        if impl.resolve_servicer_impl(namespace) == impl.RUST:
+            given = impl.flag_of(namespace) is not None
+            launcher_switch.require(impl.FLAG if given else impl.VARIABLE)
+    except ConfigError as error:
+        parser.exit(2, f"error: {error}\n")
 
 
 def _refuse_without_grpc(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Any
 
@@ -24,7 +26,7 @@ from smg_grpc_servicer.core.status import refuse
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.core.wire import Message
 from smg_grpc_servicer.kv_events import auto
-from smg_grpc_servicer.vllm import boards, handover, kv_events
+from smg_grpc_servicer.vllm import boards, handover, impl, kv_events
 from smg_grpc_servicer.vllm.adapter import VllmEngine
 from smg_grpc_servicer.vllm.stats import StatsListener
 from smg_grpc_servicer.vllm.watch import EngineWatch, exit_later
@@ -78,6 +80,7 @@ class VllmEngineServicer(VllmServicerBase):
 
     :param start_time: seconds since the epoch.
     :param mm_settings: accepted for launchers that pass it; media is not served yet.
+    :raises RuntimeError: this process was to serve from Rust (`impl`).
     """
 
     engine: VllmEngine
@@ -93,6 +96,7 @@ class VllmEngineServicer(VllmServicerBase):
         spans: Spans | None = None,
         max_chunk_tokens: int | None = None,
     ) -> None:
+        impl.require_python()
         values = Settings(EXIT_ON_DEATH, MAX_CHUNK_TOKENS).resolve()
         owned = board is not None
         if board is not None:
@@ -122,14 +126,16 @@ class VllmEngineServicer(VllmServicerBase):
         self.engine.died(reason)
         self._exit = exit_later(self._exit_seconds)
 
-    async def Generate(self, request: Message, context: Context) -> None:
+    def _around(self, request: Message) -> AbstractContextManager[object]:
         decode = handover.Handover.of(request)
-        if decode is None:
-            await super().Generate(request, context)
-            return
+        return super()._around(request) if decode is None else self._announced(decode)
+
+    @contextmanager
+    def _announced(self, decode: handover.Handover) -> Iterator[None]:
+        """A prefill waits for this request: its connector hears of it if the engine does not."""
         try:
             with handover.opened(decode):
-                await super().Generate(request, context)
+                yield
         finally:
             if not decode.taken:
                 self.engine.rejected(decode)

@@ -38,7 +38,6 @@ from smg_grpc_servicer.core.wire_parts import (
     fill_output,
     json_object,
     refuse,
-    with_needs,
 )
 from smg_grpc_servicer.vllm.fields import REFUSED
 
@@ -62,7 +61,7 @@ class VllmWire(Wire):
         if kind is None:
             raise InvalidArgument("input", "one of tokenized and text is required")
         sent = request.sampling_params
-        spec = GenerateSpec(
+        return GenerateSpec(
             request_id=request.request_id,
             prompt=request.tokenized.input_ids,
             text=request.text if kind == "text" else None,
@@ -78,13 +77,11 @@ class VllmWire(Wire):
             rank=request.data_parallel_rank if request.HasField("data_parallel_rank") else None,
             kv_transfer=kv_transfer(request),
         )
-        return with_needs(spec)
 
     def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
-        # Filled in place: building the part first and then the whole costs twice as much.
-        response = pb.GenerateResponse()
+        response = choice.message(pb.GenerateResponse, delta)
         chunk = response.chunk
-        chunk.token_ids.extend(delta.token_ids)
+        chunk.token_ids[:] = delta.token_ids
         chunk.prompt_tokens = choice.prompt_tokens
         chunk.completion_tokens = len(choice.token_ids)
         chunk.cached_tokens = choice.cached_tokens
@@ -97,25 +94,27 @@ class VllmWire(Wire):
 
     def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> pb.GenerateResponse:
         matched = finish.matched
-        complete = pb.GenerateComplete(
-            output_ids=choice.token_ids,
-            finish_reason=finish.reason,
-            prompt_tokens=choice.prompt_tokens,
-            completion_tokens=len(choice.token_ids),
-            cached_tokens=choice.cached_tokens,
-            index=choice.index,
-            matched_token_id=matched if isinstance(matched, int) else None,
-            matched_stop_str=matched if isinstance(matched, str) else None,
-            spec_accepted_tokens=count(finish.spec_accepted_tokens),
-            spec_draft_tokens=count(finish.spec_draft_tokens),
-        )
+        response = pb.GenerateResponse()
+        complete = response.complete
+        complete.output_ids.extend(choice.token_ids)
+        complete.finish_reason = finish.reason
+        complete.prompt_tokens = choice.prompt_tokens
+        complete.completion_tokens = len(choice.token_ids)
+        complete.cached_tokens = choice.cached_tokens
+        complete.index = choice.index
+        if isinstance(matched, int):
+            complete.matched_token_id = matched
+        elif isinstance(matched, str):
+            complete.matched_stop_str = matched
+        complete.spec_accepted_tokens = count(finish.spec_accepted_tokens)
+        complete.spec_draft_tokens = count(finish.spec_draft_tokens)
         if choice.logprobs is not None:
             fill_output(complete.output_logprobs, choice.token_ids, choice.logprobs)
         if choice.prompt_logprobs is not None:
             fill_input(complete.input_logprobs, choice.prompt_logprobs)
         if finish.kv_transfer is not None:
             hand_over(complete, finish.kv_transfer)
-        return pb.GenerateResponse(complete=complete)
+        return response
 
     def embed_spec(self, request: pb.EmbedRequest) -> EmbedSpec:
         if not request.HasField("tokenized"):

@@ -40,7 +40,8 @@ def test_pieces_add_up_and_only_the_last_carries_the_end(
     )
     whole = copy.deepcopy(delta)
 
-    parts = list(pieces(delta, max_bytes=max_bytes, max_tokens=max_tokens))
+    # A piece is good until the next one.
+    parts = [copy.copy(part) for part in pieces(delta, max_bytes=max_bytes, max_tokens=max_tokens)]
 
     assert [token for part in parts for token in part.token_ids] == whole.token_ids
     assert [part.finish for part in parts] == [None] * (len(parts) - 1) + [Finish("length")]

@@ -1,0 +1,174 @@
+"""The Python and the Rust path under the same load, over the same stub of an engine core.
+
+    python benchmarks/rust_path.py [--rounds 3]
+
+Runs where vLLM is. SMG_RUST_PYTHON is a Python with the wheel `smg`, SMG_NEWER_BINDING one of a
+venv with its newer build. CPU is that of the server process alone; the engine and the client are
+others. The engine takes a step every PACE seconds and gives every request one token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+import grpc
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.support import median
+from benchmarks.vllm_real import cpu_seconds
+from benchmarks.vllm_servicer import DIALECT, Load, Work, run
+from tests.support import real_vllm
+from tests.support.rust_served import newer_folder
+
+PACE = 0.005
+WORKS = (
+    Work("paced", "", 1, 40, tokens=32),
+    Work("paced", "", 64, 3, tokens=64),
+    Work("paced", "", 256, 1, tokens=64),
+    Work("one-token requests", "", 64, 10, tokens=1),
+)
+PYTHON, OLDER, NEWER = "Python", "Rust, smg 1.13.0", "Rust, newer build"
+
+
+@dataclass
+class Timed(Load):
+    """With how long all of it took."""
+
+    seconds: float = 0.0
+
+
+class Server:
+    """A child that prints `serving on grpc://ADDRESS` and ends with SIGTERM or its input."""
+
+    def __init__(self, command: list[str], env: Mapping[str, str]) -> None:
+        path = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(ROOT), str(ROOT / "src"))))
+        self._child = subprocess.Popen(
+            command,
+            env={**os.environ, **env, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self._child.stdout is not None
+        said = []
+        for line in self._child.stdout:
+            said.append(line)
+            if "serving on grpc://" in line:
+                self.address = line.rpartition("grpc://")[2].strip()
+                return
+        raise SystemExit(f"a server ended with {self._child.wait()}:\n{''.join(said)}")
+
+    @property
+    def cpu(self) -> float:
+        return cpu_seconds(self._child.pid)
+
+    @property
+    def megabytes(self) -> float:
+        """Resident memory."""
+        fields = Path(f"/proc/{self._child.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def close(self) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.terminate()
+        try:
+            self._child.wait(15)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+
+async def measured(server: Server, work: Work) -> Timed:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = DIALECT.stub(channel)
+        await run(stub, replace(work, requests=1, tokens=2), Load())
+        load = Timed()
+        before, start = server.cpu, perf_counter()
+        await run(stub, work, load)
+        load.cpu, load.seconds = server.cpu - before, perf_counter() - start
+    return load
+
+
+def servers(stack: ExitStack, folder: Path) -> dict[str, Server]:
+    model = folder / "model"
+    asyncio.run(real_vllm.run_module(folder, "tests.support.tiny_vllm", str(model)))
+    flags = ["--pace", str(PACE)]
+    rust = [os.environ["SMG_RUST_PYTHON"], "-m", "tests.support.rust_child", "--", *flags]
+    env = {"SMG_ZMQ_SOCKET_DIR": str(folder / "s"), "PYTHONUNBUFFERED": "1"}
+    script = str(ROOT / "benchmarks" / "rust_path_server.py")
+    python = [sys.executable, script, str(model), str(folder), *flags]
+    found = {
+        PYTHON: Server(python, real_vllm.environment(folder)),
+        OLDER: Server(rust, env),
+        NEWER: Server(rust, env | {"PYTHONPATH": newer_folder()}),
+    }
+    for server in found.values():
+        stack.callback(server.close)
+    return found
+
+
+Seen = dict[tuple[str, int], dict[str, list[Timed]]]
+
+
+def measure(rounds: int) -> tuple[Seen, dict[str, float]]:
+    folder = Path(tempfile.mkdtemp(prefix="smg-"))
+    seen: Seen = defaultdict(lambda: defaultdict(list))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
+        running = servers(stack, folder)
+        for _ in range(rounds):
+            for work in WORKS:
+                for name, server in running.items():
+                    load = asyncio.run(measured(server, work))
+                    seen[work.name, work.streams][name].append(load)
+        return seen, {name: server.megabytes for name, server in running.items()}
+
+
+def report(seen: Seen, memory: Mapping[str, float]) -> None:
+    names = (PYTHON, OLDER, NEWER)
+    print(f"| load | streams | | {' | '.join(names)} |\n|---|---|---|{'---|' * len(names)}")
+    for (load, streams), row in seen.items():
+        one = load == "one-token requests"
+        cpu = [median([each.request_us if one else each.token_us for each in row[n]]) for n in names]
+        first = [median([each.ttft(0.5) for each in row[n]]) for n in names]
+        last = [median([each.ttft(0.99) for each in row[n]]) for n in names]
+        rate = [median([each.tokens / each.seconds for each in row[n]]) for n in names]
+        unit = "request" if one else "token"
+        for what, cells in (
+            (f"CPU of a {unit}, us", [f"{value:.1f}" for value in cpu]),
+            (
+                "time to first token, median and p99, ms",
+                [f"{a:.1f}, {b:.1f}" for a, b in zip(first, last, strict=True)],
+            ),
+            ("tokens a second", [f"{value:,.0f}" for value in rate]),
+        ):
+            print(f"| {load} | {streams} | {what} | {' | '.join(cells)} |")
+    print(f"| | | memory, MB | {' | '.join(f'{memory[name]:.0f}' for name in names)} |")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    seen, memory = measure(parser.parse_args().rounds)
+    report(seen, memory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""The address at which engines dial in, before anybody listens on it.
+
+A port that is only looked up and freed again may be somebody else's a moment later. So it is bound
+here, with SO_REUSEADDR and without listening, and stays bound: the binding, which sets the same
+option, can listen on it, and the system gives it to nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.rust.plan import EngineAddress, RustPlan
+from smg_grpc_servicer.rust.socket_dir import Sockets
+
+HOST = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def address(plan: RustPlan, sockets: Sockets) -> Iterator[EngineAddress]:
+    """Where the engine of `plan` shall dial; kept for it while the context lasts.
+
+    :raises ConfigError: the port that was asked for is in use.
+    """
+    port = plan.knobs.handshake_port
+    if plan.ipc_handshake and not port:
+        yield EngineAddress(sockets.handshake_url)
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind((HOST, port))
+        except OSError as error:
+            where = plan.knobs.asked.get("handshake_port", "handshake port")
+            raise ConfigError(
+                f"{where}: got {port} ({error.strerror}); allowed: a free port of {HOST}, or 0"
+            ) from None
+        yield EngineAddress(f"tcp://{HOST}:{held.getsockname()[1]}")

@@ -1,0 +1,270 @@
+"""`SglangEngine`: the core's `Engine` over a `RequestManager`.
+
+The seam (what others may build on): the constructor below. Facts and loads are given, not found:
+
+* `model_facts`: a value; `server_facts`: called when asked for; `loads`: awaited;
+* `limits`: `limits.Limits`, what requests are held against;
+* `tokenizer`: what `SamplingParams.normalize` takes; None under `--skip-tokenizer-init`;
+* `check_health()` probes the scheduler (id `HEALTH_CHECK…`): any push counts as alive;
+* LoRA: `load_adapter`, `unload_adapter`, `adapters` behind the three RPCs (`lora.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, ClassVar
+
+from smg_grpc_servicer.core.engine import Engine
+from smg_grpc_servicer.core.errors import Unsupported
+from smg_grpc_servicer.core.mailbox import Mailbox
+from smg_grpc_servicer.core.payloads import Adapter
+from smg_grpc_servicer.core.types import (
+    Embedding,
+    EmbedSpec,
+    Feature,
+    GenerateSpec,
+    Load,
+    ModelFacts,
+    ProfileSpec,
+    ServerFacts,
+)
+from smg_grpc_servicer.sglang import control, media, spans
+from smg_grpc_servicer.sglang.embedding import EmbeddingSink
+from smg_grpc_servicer.sglang.limits import Limits
+from smg_grpc_servicer.sglang.lora import AdapterTable
+from smg_grpc_servicer.sglang.outputs import Flight, Prefix, Relay
+from smg_grpc_servicer.sglang.probe import Probe
+from smg_grpc_servicer.sglang.request_manager import RequestManager
+from smg_grpc_servicer.sglang.requests import RequestBuilder
+
+log = logging.getLogger(__name__)
+
+SHARED_TOKENS = 1024
+"""Prompt tokens that a first pass over a shared prompt must save to be worth its round trip."""
+
+_GENERATION = frozenset(
+    {
+        Feature.CHOICES,
+        Feature.CONSTRAINT,
+        Feature.PROMPT_LOGPROBS,
+        Feature.TOKEN_LOGPROBS,
+        Feature.HIDDEN_STATES,
+        Feature.INPUT_EMBEDS,
+        Feature.MEDIA,
+        Feature.KV_TRANSFER,
+        Feature.LOGIT_PROCESSOR,
+        Feature.CUSTOM_PARAMS,
+        Feature.TRUNCATION,
+    }
+)
+_WITH_TOKENIZER = frozenset({Feature.STOP_STRINGS, Feature.MIN_TOKENS})
+_BOTH = frozenset({Feature.RANK, Feature.FLUSH_CACHE, Feature.PROFILE, Feature.LOADS})
+_NO_GENERATION = "generating text with a model that is served for embeddings (--is-embedding)"
+
+
+class SglangEngine(Engine):
+    """Serves requests from SGLang's scheduler processes; all methods on the event loop."""
+
+    name: ClassVar[str] = "SGLang"
+    min_output_tokens: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        manager: RequestManager,
+        *,
+        model_facts: ModelFacts,
+        server_facts: Callable[[], ServerFacts],
+        loads: Callable[[], Awaitable[Sequence[Load]]],
+        limits: Limits,
+        tokenizer: Any = None,
+    ) -> None:
+        super().__init__()
+        self._manager = manager
+        self._facts = model_facts
+        self._server_facts = server_facts
+        self._loads = loads
+        self._limits = limits
+        self._builder = RequestBuilder(model_facts, limits, tokenizer)
+        self._adapters = AdapterTable(limits, manager.send_communicator_req)
+        self._probe = Probe(manager, self._builder, generation=model_facts.is_generation)
+        self._running: dict[str, Flight] = {}
+        self._embedding = 0
+        self.features = _features(model_facts, limits)
+
+    async def close(self) -> None:
+        """Ours only; the manager is closed by who made it, and the ranks by who started them."""
+        for flight in list(self._running.values()):
+            flight.stop()
+        await self._adapters.close()
+        await self._probe.close()
+
+    # Requests.
+
+    async def submit(self, spec: GenerateSpec, out: Mailbox) -> None:
+        if not self._facts.is_generation:
+            raise Unsupported(self.name, _NO_GENERATION)
+        adapter = None if spec.lora_id is None else self._adapters.use(spec.lora_id)
+        try:
+            request = self._builder.generate(spec, None if adapter is None else adapter.name)
+            if spec.media is not None:
+                request.mm_inputs = await asyncio.to_thread(media.build, spec.media)
+        except BaseException:
+            self._left(spec)
+            raise
+        key = spec.request_id
+        stats: list[Any] = []
+
+        def ended() -> None:
+            if self._running.get(key) is flight:
+                del self._running[key]
+            self._left(spec)
+            for one in stats:
+                spans.end(one)
+
+        flight = Flight(
+            out,
+            drop=self._manager.drop,
+            stop=self._manager.stop,
+            on_end=ended,
+            drafts_per_step=self._limits.drafts_per_step,
+        )
+        self._running[key] = flight
+        try:
+            if self._shares(spec):
+                self._send_prefix(spec, request, flight, stats)
+            else:
+                self._send_choices(spec, request, flight, stats)
+        except Exception:
+            flight.stop()
+            raise
+
+    def _left(self, spec: GenerateSpec) -> None:
+        if spec.lora_id is not None:
+            self._adapters.release(spec.lora_id)
+
+    def _shares(self, spec: GenerateSpec) -> bool:
+        """Whether a pass over the prompt alone saves the other choices more than it costs.
+
+        Prompt logprobs and input embeddings are computed past the cache, and the two sides of a
+        disaggregated request must see the same requests.
+        """
+        return (
+            spec.sampling.n > 1
+            and len(spec.prompt) * (spec.sampling.n - 1) >= SHARED_TOKENS
+            and self._limits.prefix_cache
+            and self._limits.role == "null"
+            and spec.logprobs.prompt is None
+            and not spec.input_embeds
+        )
+
+    def _send_prefix(
+        self, spec: GenerateSpec, request: Any, flight: Flight, stats: list[Any]
+    ) -> None:
+        rid = self._manager.new_id(spec.request_id, "prefix")
+
+        def then() -> None:
+            try:
+                self._send_choices(spec, request, flight, stats)
+            except Exception as error:
+                flight.fail(error)
+
+        sink = Prefix(rid, spec, flight, then)
+        self._manager.begin(sink, self._builder.prefix(request, rid))
+        flight.began(sink)
+
+    def _send_choices(
+        self, spec: GenerateSpec, request: Any, flight: Flight, stats: list[Any]
+    ) -> None:
+        for index in range(spec.sampling.n):
+            rid = self._manager.new_id(spec.request_id, index)
+            message = self._builder.choice(request, spec, rid, index)
+            if self._limits.traced:
+                stats.append(spans.begin(spec, rid, self._limits.role, message.bootstrap_room))
+                message.time_stats = stats[-1]
+                message.wrap_pickle_fields()
+            sink = Relay(rid, index, spec, flight)
+            self._manager.begin(sink, message)
+            flight.began(sink)
+
+    def abort(self, request_id: str) -> None:
+        flight = self._running.get(request_id)
+        if flight is not None:
+            flight.stop()
+
+    async def embed(self, spec: EmbedSpec) -> Embedding:
+        rid = self._manager.new_id(spec.request_id)
+        sink = EmbeddingSink()
+        self._manager.begin(sink, self._builder.embed(spec, rid))
+        self._embedding += 1
+        try:
+            return await sink.answer
+        finally:
+            self._embedding -= 1
+            self._manager.drop(rid)
+            if sink.answer.cancelled():
+                self._manager.stop(rid)
+
+    # Facts.
+
+    def model_facts(self) -> ModelFacts:
+        return self._facts
+
+    def server_facts(self) -> ServerFacts:
+        return self._server_facts()
+
+    async def check_health(self) -> None:
+        await self._probe.check()
+
+    # Control.
+
+    async def flush_cache(self, timeout: float | None) -> str:
+        return await control.flush_cache(self._manager, timeout)
+
+    async def start_profile(self, spec: ProfileSpec) -> str:
+        return await control.start_profile(self._manager, spec)
+
+    async def stop_profile(self) -> str:
+        return await control.stop_profile(self._manager)
+
+    async def internal_state(self) -> list[dict[str, Any]]:
+        """What each rank tells about itself, for operators of this process: not redacted."""
+        return await control.internal_state(self._manager)
+
+    async def loads(self) -> Sequence[Load]:
+        return await self._loads()
+
+    async def load_adapter(self, adapter: Adapter) -> str:
+        self._require_lora()
+        return await self._adapters.load(adapter)
+
+    async def unload_adapter(self, name: str, adapter_id: str | None) -> str:
+        self._require_lora()
+        return await self._adapters.unload(name, adapter_id)
+
+    def adapters(self) -> Sequence[Adapter]:
+        self._require_lora()
+        return self._adapters.loaded()
+
+    def _require_lora(self) -> None:
+        if not self._limits.lora:
+            raise self.unsupported(Feature.LORA)
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "running": len(self._running),
+            "embedding": self._embedding,
+            **self._adapters.statistics(),
+            **self._manager.statistics(),
+        }
+
+
+def _features(facts: ModelFacts, limits: Limits) -> frozenset[Feature]:
+    features = _BOTH
+    if not facts.is_generation:
+        return features | {Feature.EMBED}
+    features |= _GENERATION
+    if limits.tokenizer:
+        features |= _WITH_TOKENIZER
+    return features | {Feature.LORA} if limits.lora else features

@@ -1,0 +1,89 @@
+"""Preprocessed media as SGLang's scheduler takes them: one item with its tensors and places.
+
+Everything is checked before a byte is read: a tensor that is not what it says ends the request
+here, not the scheduler. `build` copies (torch does not own a message's bytes): off the loop.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from smg_grpc_servicer.core.errors import InvalidArgument
+from smg_grpc_servicer.core.payloads import Media, Tensor
+
+WIDTHS = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "uint8": 1,
+    "int64": 8,
+    "int32": 4,
+    "uint32": 4,
+    "bool": 1,
+}
+MODALITIES = ("image", "video", "audio")
+
+
+def check(media: Media, prompt_length: int) -> None:
+    """:raises InvalidArgument: naming the field."""
+    if media.modality not in MODALITIES:
+        raise InvalidArgument(
+            "mm_inputs.modalities", f"must be of {', '.join(MODALITIES)}, got {media.modality!r}"
+        )
+    _check("mm_inputs.pixel_values", media.pixels)
+    for name, tensor in media.tensors.items():
+        _check(f"mm_inputs.model_specific_tensors[{name!r}]", tensor)
+    end = 0
+    for offset, length in sorted(media.placeholders):
+        if not length:
+            raise InvalidArgument("mm_inputs.mm_placeholders", "a place must not be empty")
+        if offset < end:
+            raise InvalidArgument("mm_inputs.mm_placeholders", f"two places hold token {offset}")
+        end = offset + length
+        if end > prompt_length:
+            raise InvalidArgument(
+                "mm_inputs.mm_placeholders",
+                f"the place {offset} to {end} is outside the prompt of {prompt_length} tokens",
+            )
+
+
+def _check(field: str, tensor: Tensor) -> None:
+    width = WIDTHS.get(tensor.dtype)
+    if width is None:
+        raise InvalidArgument(
+            f"{field}.dtype", f"must be of {', '.join(WIDTHS)}, got {tensor.dtype!r}"
+        )
+    expected = prod(tensor.shape) * width
+    if len(tensor.data) != expected:
+        raise InvalidArgument(
+            field,
+            f"{tensor.dtype} of shape {list(tensor.shape)} takes {expected} bytes, "
+            f"got {len(tensor.data)}",
+        )
+
+
+def build(media: Media) -> Any:
+    """SGLang's `MultimodalProcessorOutput`."""
+    from sglang.srt.managers.schedule_batch import (
+        Modality,
+        MultimodalDataItem,
+        MultimodalProcessorOutput,
+    )
+
+    item = MultimodalDataItem(
+        modality=Modality[media.modality.upper()],
+        feature=_tensor(media.pixels),
+        offsets=[(offset, offset + length - 1) for offset, length in media.placeholders] or None,
+        model_specific_data={name: _tensor(tensor) for name, tensor in media.tensors.items()},
+    )
+    return MultimodalProcessorOutput(mm_items=[item], im_token_id=media.token_id)
+
+
+def _tensor(tensor: Tensor) -> Any:
+    import torch
+
+    if not tensor.data:
+        return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+    flat = torch.frombuffer(bytearray(tensor.data), dtype=getattr(torch, tensor.dtype))
+    return flat.reshape(tensor.shape)

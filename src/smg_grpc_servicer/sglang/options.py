@@ -1,0 +1,113 @@
+"""The settings of `sglang serve --smg-grpc-mode`: SGLang's own flags, then our variables.
+
+SGLang's `--host`, `--port`, `--ssl-*`, `--api-key`, `--log-level` and `--skip-server-warmup` mean
+here what they mean there; everything else is a variable of ours (`SMG_SERVICER_…`). What gRPC has
+no equal of is a `ConfigError`, and so is what SGLang's launcher would do in our place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from smg_grpc_servicer.core import parsers
+from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.options import (
+    EVENT_LOOP,
+    HOST,
+    LOG_FORMAT,
+    LOG_LEVEL,
+    PORT,
+    TLS_CERT,
+    TLS_CLIENT_CA,
+    TLS_KEY,
+    ServerOptions,
+    server_settings,
+)
+from smg_grpc_servicer.core.settings import Setting, Settings, Values
+
+SGLANG_EXIT_SECONDS = 20.0
+"""The ranks get 10 s to release what they hold; see `processes`."""
+
+SERVICER_IMPL = Setting(
+    "servicer_impl",
+    parsers.one_of("python"),
+    "python",
+    "which servicer answers",
+    env="SMG_SGLANG_SERVICER_IMPL",
+)
+
+_TLS = {TLS_CERT: "ssl_certfile", TLS_KEY: "ssl_keyfile", TLS_CLIENT_CA: "ssl_ca_certs"}
+_LAUNCHERS = (LOG_LEVEL, LOG_FORMAT, EVENT_LOOP)
+"""What the launcher has decided before we are asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a launch was asked for, checked."""
+
+    values: Values
+    server: ServerOptions
+    skip_warm_up: bool
+
+
+def settings() -> Settings:
+    """Ours, as far as a launch of SGLang's has them: no flags, because its parser knows none."""
+    launchers = {setting.name for setting in _LAUNCHERS}
+    sglangs = {HOST.name, PORT.name, *(setting.name for setting in _TLS)}
+    made = []
+    for setting in (*server_settings("sglang"), SERVICER_IMPL):
+        if setting.name in sglangs:
+            made.append(replace(setting, env=None))  # our variables do not speak into its flags
+        elif setting.name not in launchers:
+            made.append(replace(setting, flag=None))
+    return Settings(*made)
+
+
+def plan(config: Any, environ: Mapping[str, str] | None = None) -> Plan:
+    """The settings of a launch.
+
+    :param config: SGLang's resolved record (`resolving_view`).
+    :raises ConfigError: naming the flags and variables; every fault that can be told.
+    """
+    env = os.environ if environ is None else environ
+    _refuse(config, env)
+    given: dict[str, object] = {HOST.name: config.host or None, PORT.name: config.port}
+    given |= {setting.name: getattr(config, flag) or None for setting, flag in _TLS.items()}
+    try:
+        values = settings().resolve(given, env)
+        server = ServerOptions.from_values(values)
+    except ConfigError as error:
+        raise as_written(error) from None
+    key = (config.api_key or "").strip()
+    server = replace(
+        server, auth_tokens=(key,) if key else (), exit_guard_seconds=SGLANG_EXIT_SECONDS
+    )
+    return Plan(values, server, bool(config.skip_server_warmup))
+
+
+def _refuse(config: Any, environ: Mapping[str, str]) -> None:
+    faults = []
+    if config.ssl_keyfile_password:
+        faults.append(
+            "--ssl-keyfile-password: gRPC reads no encrypted keys; allowed: a key without one"
+        )
+    if config.tokenizer_worker_num > 1:
+        faults.append(
+            f"--tokenizer-worker-num: got {config.tokenizer_worker_num}; allowed with "
+            "--smg-grpc-mode: 1, nothing is tokenized here"
+        )
+    if environ.get("SGLANG_RUST_SERVER", "").strip().lower() in ("1", "true", "yes", "y"):
+        faults.append("SGLANG_RUST_SERVER: cannot be set with --smg-grpc-mode")
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def as_written(error: ConfigError) -> ConfigError:
+    """The same fault, with SGLang's names for the TLS flags."""
+    text = str(error)
+    for setting, name in _TLS.items():
+        text = text.replace(setting.where, "--" + name.replace("_", "-"))
+    return ConfigError(text)

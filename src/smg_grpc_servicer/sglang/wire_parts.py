@@ -1,0 +1,81 @@
+"""Parts of SGLang's proto that no other has: media tensors, custom parameters, adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.struct_pb2 import Struct
+from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
+
+from smg_grpc_servicer.core.errors import InvalidArgument, Unsupported
+from smg_grpc_servicer.core.payloads import Adapter, HiddenStates, Media, Tensor
+from smg_grpc_servicer.sglang.fields import RAW_MEDIA
+
+
+def media(who: str, sent: pb.MultimodalInputs) -> Media | None:
+    """An empty message asks for nothing.
+
+    :raises Unsupported: media without the tensors made of it, which would be answered as text.
+    """
+    if not sent.HasField("pixel_values"):
+        if sent.ListFields():
+            raise Unsupported(who, RAW_MEDIA)
+        return None
+    kinds = set(sent.modalities) or {"image"}
+    if len(kinds) > 1:
+        raise InvalidArgument(
+            "mm_inputs.modalities", f"one kind of media per request, got {sorted(kinds)}"
+        )
+    return Media(
+        pixels=_tensor(sent.pixel_values),
+        tensors={name: _tensor(value) for name, value in sent.model_specific_tensors.items()},
+        placeholders=tuple((place.offset, place.length) for place in sent.mm_placeholders),
+        token_id=sent.im_token_id if sent.HasField("im_token_id") else None,
+        modality=kinds.pop(),
+    )
+
+
+def _tensor(sent: pb.TensorData) -> Tensor:
+    return Tensor(sent.data, tuple(sent.shape), sent.dtype)
+
+
+def custom_params(sent: Struct) -> Mapping[str, object]:
+    """A Struct has no integers; what is whole was one, and SGLang's checks want one."""
+    return {name: _restored(value) for name, value in _plain(sent).items()}
+
+
+def _plain(sent: Struct) -> dict[str, Any]:
+    from google.protobuf.json_format import MessageToDict
+
+    return MessageToDict(sent)
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _restored(item) for name, item in value.items()}
+    return value
+
+
+def adapter(request: pb.LoadLoRAAdapterRequest) -> Adapter:
+    return Adapter(request.lora_id, request.lora_name, request.lora_path, request.pinned)
+
+
+def fill_adapter(part: pb.LoadedLoRAAdapter, loaded: Adapter) -> None:
+    part.lora_id = loaded.id
+    part.lora_name = loaded.name
+    part.lora_path = loaded.path
+    part.pinned = loaded.pinned
+
+
+def fill_hidden_states(complete: pb.GenerateComplete, hidden: HiddenStates, length: int) -> None:
+    """Every row with its position; `length` is that of prompt and output."""
+    first = hidden.first_position if hidden.first_position >= 0 else length - 1
+    for at, row in enumerate(hidden.rows):
+        part = complete.all_hidden_states.add()
+        part.values.extend(row)
+        part.position = first + at

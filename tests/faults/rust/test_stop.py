@@ -1,0 +1,148 @@
+"""SIGTERM: what may finish does, what is left is cut, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from time import monotonic
+
+import grpc
+import pytest
+
+from tests.support.child import Child, running
+from tests.support.client import Client
+from tests.support.processes import engine_of, exists
+from tests.support.rust_served import MODULE, VLLM, Wheel, files, served
+
+PROMPT = [5, 6, 7]
+PACED = ("--pace", "0.01")
+LONG = 4000
+"""Tokens of a request that takes 40 s when paced."""
+
+
+async def test_a_request_may_finish(binding: Wheel, folder: Path) -> None:
+    """And then the server does not wait for the rest of the drain."""
+    async with served(binding, folder, core=PACED, DRAIN_SECS="30") as server:
+        await server.saying("serving on grpc://")
+        call, history = await server.client.begin(PROMPT, max_tokens=50)
+        server.child.signal(SIGTERM)
+        await history.record(call)
+        assert history.code is grpc.StatusCode.OK
+        assert len(history.complete().output_ids) == 50
+        del call  # it holds the connection, all that an older wheel goes by
+        await server.client.channel.close()
+        assert await server.exit_code(3) == 0
+
+
+async def test_a_drain_has_a_bound(binding: Wheel, folder: Path) -> None:
+    async with served(binding, folder, core=PACED, DRAIN_SECS="1") as server:
+        await server.saying("serving on grpc://")
+        call, history = await server.client.begin(PROMPT, max_tokens=LONG)
+        server.child.signal(SIGTERM)
+        start = monotonic()
+        await history.record(call)
+        assert history.code is grpc.StatusCode.UNAVAILABLE
+        assert await server.exit_code(5) == 0
+        assert 1 <= monotonic() - start < 4
+        assert "requests in flight are cut: 1" in server.child.output
+
+
+async def test_a_second_signal_does_not_wait(binding: Wheel, folder: Path) -> None:
+    """Neither for requests nor for an engine that will not end; all is cleaned up the same."""
+    core = (*PACED, "--stubborn")
+    async with served(
+        binding, folder, "--exit-seconds", "30", core=core, DRAIN_SECS="30"
+    ) as server:
+        await server.saying("serving on grpc://")
+        engine = server.engine
+        assert engine is not None
+        call, history = await server.client.begin(PROMPT, max_tokens=LONG)
+        server.child.signal(SIGTERM)
+        await server.saying("SIGTERM: stopping")
+        server.child.signal(SIGTERM)
+        start = monotonic()
+        await history.record(call)
+        assert history.code is grpc.StatusCode.UNAVAILABLE
+        assert await server.exit_code(5) == 0
+        assert monotonic() - start < 4
+        assert not exists(engine)
+        assert server.files == []
+
+
+async def test_an_engine_deaf_to_sigterm_is_killed(binding: Wheel, folder: Path) -> None:
+    core = ("--stubborn",)
+    async with served(binding, folder, "--exit-seconds", "1", core=core) as server:
+        await server.saying("serving on grpc://")
+        engine = server.engine
+        assert engine is not None
+        await server.client.channel.close()
+        server.child.signal(SIGTERM)
+        assert await server.exit_code(5) == 0
+        assert "the engine did not end within 1 s of SIGTERM; killing it" in server.child.output
+        assert not exists(engine)
+
+
+async def test_an_engine_that_dies_in_the_drain_is_told(binding: Wheel, folder: Path) -> None:
+    async with served(binding, folder, core=PACED, DRAIN_SECS="30") as server:
+        await server.saying("serving on grpc://")
+        call, history = await server.client.begin(PROMPT, max_tokens=LONG)
+        engine = server.engine
+        assert engine is not None
+        server.child.signal(SIGTERM)
+        await server.saying("SIGTERM: stopping")
+        os.kill(engine, SIGKILL)
+        await history.record(call)
+        assert history.code is grpc.StatusCode.UNAVAILABLE
+        assert await server.exit_code(3) == 1
+
+
+async def test_a_start_can_be_stopped(binding: Wheel, folder: Path) -> None:
+    async with served(binding, folder, core=("--hang-at", "hello")) as server:
+        await server.saying("at hello")
+        server.child.signal(SIGTERM)
+        assert await server.exit_code(3) == 0
+        assert server.files == []
+
+
+SHARDS = 4
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+async def test_any_moment_will_do(binding: Wheel, folder: Path, shard: int) -> None:
+    """A hundred moments in all: before the server listens, while the engine starts, connects,
+    serves. Exit code 0, in time, no engine, no socket.
+    """
+    moments = random.Random(f"{binding.name} {shard}")
+    for _ in range(100 // SHARDS // 2 + 1):
+        await one_moment(binding, folder, moments.uniform(0, 1.2))
+
+
+async def one_moment(binding: Wheel, folder: Path, seconds: float) -> None:
+    env = {"SMG_ZMQ_SOCKET_DIR": str(folder), "SMG_VLLM_SERVICER_DRAIN_SECS": "0.2"} | binding.env
+    with running("--", *PACED, module=MODULE, env=env) as child:
+        traffic = asyncio.create_task(send_to(child))
+        await asyncio.sleep(seconds)
+        child.signal(SIGTERM)
+        start = monotonic()
+        code = await asyncio.to_thread(child.exit_code, 5)
+        await traffic
+        took = monotonic() - start
+        # Before our handler is there, the system's ends the process; nothing was begun then.
+        begun = "listening on" in child.output
+        assert code == 0 if begun else code in (0, -SIGTERM), (seconds, child.output)
+        assert took < 3, (seconds, took, child.output)
+        assert engine_of(child.process.pid) is None, (seconds, child.output)
+        assert files(folder) == [], seconds
+
+
+async def send_to(child: Child) -> None:
+    """One long request as soon as it serves, if it ever does."""
+    try:
+        address = await asyncio.to_thread(child.address)
+    except AssertionError:
+        return
+    async with grpc.aio.insecure_channel(address) as channel:
+        await Client(channel, VLLM).generate(PROMPT, max_tokens=LONG)

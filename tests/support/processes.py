@@ -1,0 +1,25 @@
+"""What the system says about processes; Linux only."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+
+def exists(pid: int) -> bool:
+    """Whether that process runs; one that only its parent has to ask for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def engine_of(pid: int) -> int | None:
+    """The engine that the process `pid` started, whoever is its parent by now."""
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0") if folder.name.isdigit() else []
+            if words[2:4] == [b"smg_grpc_servicer.rust.child", str(pid).encode()]:
+                return int(folder.name)
+    return None

@@ -1,0 +1,73 @@
+"""Lets SGLang run on a machine without an accelerator; its folder is put first on PYTHONPATH.
+
+SGLang imports packages that have no build for a CPU: its kernels, Triton and torchvision. Of each
+there is a stand-in here: everything in it exists, may be used as a decorator, and raises when it is
+called for work. Nothing of them runs, because SGLang has a plain torch path for everything.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+STAND_INS = ("sgl_kernel", "triton", "torchvision")
+NO_CALL = ("sgl_kernel", "triton.runtime.driver")
+"""Prefixes of what modules do not call while they are imported, or expect to fail."""
+VERSIONS = {"sgl_kernel": "0.4.10", "triton": "3.6.0", "torchvision": "0.28.0"}
+
+
+class Missing(type):
+    """The type of all that is in a stand-in: classes, so that modules may derive from them."""
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        if cls.__name__.startswith(NO_CALL):
+            raise NotImplementedError(f"{cls.__name__} does not run on a CPU")
+        return cls
+
+    def __getattr__(cls, name: str) -> Missing:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return missing(f"{cls.__name__}.{name}")
+
+    def __getitem__(cls, grid: Any) -> Missing:
+        """A Triton kernel is launched as `kernel[grid](...)`."""
+        return missing(f"sgl_kernel.{cls.__name__}")
+
+
+def missing(name: str) -> Missing:
+    return Missing(name, (), {})
+
+
+class StandIn(types.ModuleType):
+    """A module in which every name is `Missing`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return missing(f"{self.__name__}.{name}")
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds stand-ins for the packages of `STAND_INS` and everything in them."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] not in STAND_INS:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return StandIn(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        version = VERSIONS.get(module.__name__)
+        if version is not None:
+            module.__version__ = version  # type: ignore[attr-defined]
+
+
+sys.meta_path.insert(0, Finder())

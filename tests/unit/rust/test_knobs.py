@@ -1,0 +1,97 @@
+"""The variables of the Rust path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.rust import knobs
+from smg_grpc_servicer.rust.knobs import RustKnobs, WarmUpBudget
+
+
+def test_defaults_are_the_published_ones() -> None:
+    assert knobs.resolve("vllm", {}) == RustKnobs(
+        handshake_port=0,
+        drain_seconds=5,
+        startup_seconds=1800,
+        startup_ceiling_seconds=14400,
+        silence_seconds=300,
+        prefill_tokens_per_second=2000,
+        kv_events=True,
+        warm_up=WarmUpBudget("full", None),
+        socket_dir=None,
+        asked={},
+    )
+
+
+def test_what_was_set_is_known_by_its_variable() -> None:
+    found = knobs.resolve(
+        "sglang",
+        {
+            "SMG_SGLANG_SERVICER_DRAIN_SECS": "0",
+            "SMG_SGLANG_SERVICER_KV_EVENTS": "off",
+            "SMG_VLLM_SERVICER_SILENCE_TIMEOUT_SECS": "1",
+            "SMG_ZMQ_SOCKET_DIR": "~/sockets",
+            "SMG_SGLANG_SERVICER_STARTUP_TIMEOUT_SECS": " ",
+        },
+    )
+    assert found.drain_seconds == 0
+    assert not found.kv_events
+    assert found.silence_seconds == 300
+    assert found.socket_dir == Path("~/sockets").expanduser()
+    assert found.asked == {
+        "drain_seconds": "SMG_SGLANG_SERVICER_DRAIN_SECS",
+        "kv_events": "SMG_SGLANG_SERVICER_KV_EVENTS",
+        "socket_dir": "SMG_ZMQ_SOCKET_DIR",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("off", WarmUpBudget("off")),
+        ("0", WarmUpBudget("off")),
+        ("No", WarmUpBudget("off")),
+        ("fast", WarmUpBudget("fast")),
+        (" FULL ", WarmUpBudget("full")),
+        ("90", WarmUpBudget("full", 90)),
+        ("fast:1.5", WarmUpBudget("fast", 1.5)),
+    ],
+)
+def test_warm_up(text: str, budget: WarmUpBudget) -> None:
+    assert knobs.resolve("vllm", {"SMG_VLLM_SERVICER_WARMUP": text}).warm_up == budget
+
+
+@pytest.mark.parametrize("text", ["hot", "fast:", "fast:0", "full:-1", "inf", "nan", "warm:3"])
+def test_no_warm_up(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^SMG_VLLM_SERVICER_WARMUP: got .*; allowed: off, fast"):
+        knobs.resolve("vllm", {"SMG_VLLM_SERVICER_WARMUP": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("HANDSHAKE_PORT", "65536"),
+        ("DRAIN_SECS", "-0.1"),
+        ("DRAIN_SECS", "inf"),
+        ("STARTUP_TIMEOUT_SECS", "0"),
+        ("STARTUP_CEILING_SECS", "-1"),
+        ("SILENCE_TIMEOUT_SECS", "0"),
+        ("PREFILL_TOKENS_PER_SEC", "1.5"),
+        ("KV_EVENTS", "maybe"),
+    ],
+)
+def test_refused(name: str, text: str) -> None:
+    variable = f"SMG_VLLM_SERVICER_{name}"
+    with pytest.raises(ConfigError, match=f"^{variable}: got '{text}'"):
+        knobs.resolve("vllm", {variable: text})
+
+
+def test_all_faults_at_once() -> None:
+    with pytest.raises(ConfigError) as told:
+        knobs.resolve(
+            "vllm", {"SMG_VLLM_SERVICER_DRAIN_SECS": "x", "SMG_VLLM_SERVICER_WARMUP": "x"}
+        )
+    assert len(str(told.value).splitlines()) == 2
