@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
 from urllib.request import urlopen
@@ -20,6 +21,8 @@ from smg_grpc_servicer.core.metrics import RecordedMetrics
 from smg_grpc_servicer.core.metrics_server import MetricsServer
 from smg_grpc_servicer.core.options import ServerOptions
 from smg_grpc_servicer.core.server import GrpcServer
+from smg_grpc_servicer.mlx.servicer import MlxEngineServicer
+from smg_grpc_servicer.testing import FakeEngine
 from tests.support.dial import SERVING, check
 from tests.support.wait import until
 
@@ -159,3 +162,26 @@ async def test_ipv6() -> None:
     assert server is not None
     assert "smg_servicer" in await asyncio.to_thread(scrape, server.port, "/", "[::1]")
     server.close()
+
+
+async def test_the_servicers_own_figures_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gauges, and counters where the name says so; a loop that hangs costs only these."""
+    monkeypatch.setattr(metrics_server, "DETAILS_SECONDS", 0.2)
+    engine = FakeEngine()
+    metrics = RecordedMetrics("mlx")
+    engine.counters = lambda: {"prefix_bytes": 5, "prefix_hits_total": 3}  # type: ignore[method-assign]
+    MlxEngineServicer(engine, StatusBoard(), metrics=metrics)
+    server = MetricsServer.start(metrics, "127.0.0.1", 0)
+    assert server is not None
+    try:
+        text = await asyncio.to_thread(scrape, server.port)
+        assert 'smg_servicer_pending{engine="mlx",model=""} 0.0' in text
+        assert 'smg_servicer_engine_prefix_bytes{engine="mlx",model=""} 5.0' in text
+        assert "# TYPE smg_servicer_engine_prefix_hits_total counter" in text
+        assert text.count("# TYPE smg_servicer_in_flight gauge") == 1
+        with ThreadPoolExecutor(1) as pool:  # asked for while the loop waits here
+            text = pool.submit(scrape, server.port).result()
+        assert "smg_servicer_in_flight" in text
+        assert "smg_servicer_engine_prefix_bytes" not in text
+    finally:
+        server.close()

@@ -97,6 +97,13 @@ class Engine(ABC):
         """An engine's own exception as one of `core.errors`, or unchanged."""
         return error
 
+    def counters(self) -> dict[str, int]:
+        """What an operator may want to see beside `statistics`: it need not return to zero.
+
+        Names that end in `_total` only grow.
+        """
+        return {}
+
     # Control.
 
     async def flush_cache(self, timeout: float | None) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 TTFT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -44,6 +44,9 @@ class Histogram:
 
 class Metrics(ABC):
     """What the core reports, on the loop's thread. A call costs a microsecond or less."""
+
+    details: Callable[[], Mapping[str, int]] = dict
+    """The servicer's own figures, by name; those that only grow end in `_total`. On the loop."""
 
     @abstractmethod
     def request_started(self) -> None:

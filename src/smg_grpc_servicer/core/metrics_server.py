@@ -7,11 +7,13 @@ answered at once. Needs the extra `metrics`; without it `ConfigError` names the 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLIENT_SECONDS = 5.0
+DETAILS_SECONDS = 1.0
 MAX_CLIENTS = 16
 STATES = {
     "loading": "starting",
@@ -51,16 +54,21 @@ def require_extra() -> None:
         ) from None
 
 
-def exposition(metrics: RecordedMetrics, accept: str = "") -> tuple[bytes, str]:
+def exposition(
+    metrics: RecordedMetrics, accept: str = "", details: Mapping[str, int] | None = None
+) -> tuple[bytes, str]:
     """The scrape's body and content type."""
     from prometheus_client.exposition import choose_encoder
 
     encoder, content_type = choose_encoder(accept)
-    return encoder(_Registry(metrics)), content_type
+    return encoder(_Registry(metrics, details or {})), content_type
 
 
 class MetricsServer:
-    """A listener that answers `GET /metrics`; `start` makes one."""
+    """A listener that answers `GET /metrics`; `start` makes one, on the event loop if there is one.
+
+    `Metrics.details` are asked for on that loop, and left out when it does not answer in time.
+    """
 
     def __init__(self, server: _Server) -> None:
         self._server = server
@@ -101,12 +109,35 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, metrics: RecordedMetrics) -> None:
         self.metrics = metrics
+        try:
+            self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = None
         self.slots = threading.BoundedSemaphore(MAX_CLIENTS)
         self._deadlines: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, *_, address = found[0]
         super().__init__((str(address[0]), int(address[1])), _Handler)
+
+    def details(self) -> Mapping[str, int]:
+        """From a thread of ours; what they are read from belongs to the loop's."""
+        if self._loop is None:
+            return {}
+        answer: Future[Mapping[str, int]] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self.metrics.details())
+            except Exception as error:
+                answer.set_exception(error)
+
+        try:
+            self._loop.call_soon_threadsafe(ask)
+            return answer.result(DETAILS_SECONDS)
+        except Exception as error:
+            log.debug("a scrape goes without details: %s", type(error).__name__)
+            return {}
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self.slots.acquire(blocking=False):
@@ -160,7 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         try:
-            body, content_type = exposition(self.server.metrics, self.headers.get("Accept", ""))
+            accept, details = self.headers.get("Accept", ""), self.server.details()
+            body, content_type = exposition(self.server.metrics, accept, details)
         except Exception:
             log.exception("cannot write the metrics")
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -178,8 +210,9 @@ class _Handler(BaseHTTPRequestHandler):
 class _Registry:
     """The one method of a registry that the encoders use."""
 
-    def __init__(self, metrics: RecordedMetrics) -> None:
+    def __init__(self, metrics: RecordedMetrics, details: Mapping[str, int]) -> None:
         self._metrics = metrics
+        self._details = details
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.metrics_core import (
@@ -233,3 +266,10 @@ class _Registry:
         for word, label in STATES.items():
             state.add_metric([*values, label], float(word == current))
         yield state
+
+        for name, value in sorted(self._details.items()):
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            text = f"The servicer's own figure {name.removesuffix('_total')}."
+            detail = kind(f"smg_servicer_{name}", text, labels=names)
+            detail.add_metric(values, value)
+            yield detail

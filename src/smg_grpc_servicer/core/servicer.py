@@ -60,6 +60,7 @@ class CoreServicer(ControlBodies):
         self.table = table or RequestTable()
         board.progress = self.table
         self.metrics = metrics or NullMetrics()
+        self.metrics.details = self.details
         self.spans = spans or Spans()
         self.max_chunk_tokens = max_chunk_tokens
         """Most token ids in one chunk; None sends whatever has piled up."""
@@ -286,4 +287,10 @@ class CoreServicer(ControlBodies):
         return found
 
     def statistics(self) -> dict[str, int]:
+        """What is held for requests right now: all zero when there are none."""
         return self.table.statistics()
+
+    def details(self) -> dict[str, int]:
+        """For the metrics endpoint: `statistics` and what the engine counts."""
+        own = {name: value for name, value in self.statistics().items() if name != "in_flight"}
+        return own | {f"engine_{name}": value for name, value in self.engine.counters().items()}

@@ -277,6 +277,9 @@ class MlxEngine(Engine):
         held = {} if self._runtime is None else self._runtime.statistics()
         return {"running": len(self._running), "ids": len(self._uids), **held}
 
+    def counters(self) -> dict[str, int]:
+        return {} if self._runtime is None else self._runtime.counters()
+
     def _require(self) -> GenerationLoop:
         if self._runtime is None:
             raise Unavailable("the engine is not running")

@@ -18,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.progress import progress
 from smg_grpc_servicer.mlx import demo
 
 logger = logging.getLogger(__name__)
@@ -63,13 +64,13 @@ def load(source: str, *, adapter_path: str | None = None, dtype: str | None = No
     from mlx_lm import load as mlx_load
 
     try:
-        model, tokenizer = mlx_load(str(directory), adapter_path=adapter_path)[:2]
+        model, tokenizer = mlx_load(str(directory), adapter_path=adapter_path, lazy=True)[:2]
+        if dtype is not None:
+            model.set_dtype(getattr(mx, dtype))
+        _read_weights(model, source)
     except Exception as error:  # whatever is wrong in a directory of files
         raise ConfigError(f"--model: {source} cannot be loaded: {_first_line(error)}") from error
-    if dtype is not None:
-        model.set_dtype(getattr(mx, dtype))
     config = read_config(directory)
-    mx.eval(list(arrays(model)))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -81,6 +82,15 @@ def load(source: str, *, adapter_path: str | None = None, dtype: str | None = No
         vocab_size=vocab_size(config, model),
         dtype=weights_dtype(model),
     )
+
+
+def _read_weights(model: nn.Module, source: str) -> None:
+    """mlx reads an array from its file when it is evaluated; that is most of a load's time."""
+    weights = list(arrays(model))
+    with progress(f"loading {source}", sum(array.nbytes for array in weights)) as advance:
+        for array in weights:
+            mx.eval(array)
+            advance(array.nbytes)
 
 
 def resolve(source: str) -> Path:

@@ -76,22 +76,25 @@ def join(old: Caches, old_rows: int, new: Caches, new_rows: int) -> Caches:
     return grown
 
 
-def keep(caches: Caches, rows: int, indices: Sequence[int]) -> Caches:
+def keep(model: Any, caches: Caches, rows: int, indices: Sequence[int]) -> Caches:
     """The caches of `indices` alone (at least one)."""
     if len(indices) == rows:
         return caches
     if len(indices) == 1:
-        return extract(caches, rows, indices[0])
+        return extract(model, caches, rows, indices[0])
     selected = mx.array(list(indices))
     for cache in caches:
         cache.filter(selected)
     return caches
 
 
-def extract(caches: Caches, rows: int, index: int) -> Caches:
+def extract(model: Any, caches: Caches, rows: int, index: int) -> Caches:
     """One row's plain caches, independent of the batch."""
     if rows == 1:
         return copy.deepcopy(caches)
+    if all(cache.empty() for cache in caches):
+        # Prompts of one token before their first step; mlx-lm takes no row out of nothing.
+        return make(model)
     return [cache.extract(index) for cache in caches]
 
 

@@ -79,7 +79,7 @@ class DecodeBatch:
     def find_culprits(self) -> list[tuple[Row, Exception]]:
         """Rows that make the next step fail, found by running halves of the batch on copies."""
         count = len(self.rows)
-        alone = [kv.extract(self._caches, count, i) for i in range(count)]
+        alone = [kv.extract(self._model, self._caches, count, i) for i in range(count)]
 
         def search(group: list[int]) -> list[tuple[Row, Exception]]:
             error = self._trial(group, alone)
@@ -121,7 +121,7 @@ class DecodeBatch:
 
     def _keep(self, indices: list[int]) -> None:
         if indices:
-            self._caches = kv.keep(self._caches, len(self.rows), indices)
+            self._caches = kv.keep(self._model, self._caches, len(self.rows), indices)
             self._inputs = self._inputs[mx.array(indices)]
         else:
             self._caches, self._inputs = [], None

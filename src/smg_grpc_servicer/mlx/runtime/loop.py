@@ -99,9 +99,12 @@ class GenerationLoop:
         return held if self._worker is None else held | self._worker.statistics()
 
     def counters(self) -> dict[str, int]:
-        """What happened since the start, and the prefix cache's size."""
+        """What happened since the start (`…_total`), and the prefix cache's size."""
         worker = self._worker
-        return {} if worker is None else worker.counters | worker.prefix.counters()
+        if worker is None:
+            return {}
+        totals = {f"{name}_total": count for name, count in worker.counters.items()}
+        return totals | worker.prefix.counters()
 
     def _run(self) -> None:
         reason = "the generation thread was ended from outside"

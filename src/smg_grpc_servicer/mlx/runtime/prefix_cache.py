@@ -117,8 +117,8 @@ class PrefixCache:
         return {
             "prefix_entries": len(self._entries),
             "prefix_bytes": self._bytes,
-            "prefix_hits": self.hits,
-            "prefix_hit_tokens": self.hit_tokens,
+            "prefix_hits_total": self.hits,
+            "prefix_hit_tokens_total": self.hit_tokens,
         }
 
     def _give_up(self, what: str, error: Exception) -> None:

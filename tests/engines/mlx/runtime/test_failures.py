@@ -11,8 +11,9 @@ from smg_grpc_servicer.core.errors import EngineDead, Internal, Unavailable
 from smg_grpc_servicer.core.types import Sampling
 from smg_grpc_servicer.mlx.runtime import caches as kv
 from smg_grpc_servicer.mlx.runtime.decode import DecodeBatch
-from smg_grpc_servicer.mlx.runtime.job import Job
+from smg_grpc_servicer.mlx.runtime.job import Job, make_row
 from smg_grpc_servicer.mlx.runtime.loop import GenerationLoop
+from smg_grpc_servicer.mlx.runtime.prefix_cache import PrefixCache
 from tests.support.mlx_loop import GREEDY, Sink, running
 
 POISON = 500
@@ -57,6 +58,21 @@ def undisturbed(model: Any, prompts: list[list[int]], tokens: int) -> list[list[
         return [sink.ids[uid] for uid in uids]
 
 
+def test_a_row_that_leaves_before_its_first_step_costs_the_others_nothing(tiny: Any) -> None:
+    """C3: one-token prompts have empty caches, which mlx-lm cannot take apart."""
+    batch = DecodeBatch(tiny.model, PrefixCache(0))
+    stays, goes = (make_row(Job(uid, [5], 3, STEADY), 0) for uid in ("stays", "goes"))
+    batch.add([stays, goes], kv.merge([kv.make(tiny.model), kv.make(tiny.model)]))
+    goes.done = goes.failed = True
+
+    batch.prune()
+    for _ in range(3):
+        batch.launch().read()
+
+    assert batch.find_culprits() == []
+    assert stays.tokens[1:] == undisturbed(tiny.model, [[5]], 3)[0][:3]
+
+
 @pytest.mark.parametrize("half_way", [False, True])
 def test_a_poisoned_row_in_decode(tiny: Any, prompts: list[list[int]], half_way: bool) -> None:
     """Neighbours of a bad row lost a token and never knew (P3)."""
@@ -70,7 +86,7 @@ def test_a_poisoned_row_in_decode(tiny: Any, prompts: list[list[int]], half_way:
                 bad = Sampling(temperature=0, logit_bias={POISON: 1e9})
                 loop.submit(Job(f"bad-{i}", prompts[i], 40, bad))
         sink.ended(*uids, "bad-2", "bad-4")
-        assert loop.counters()["failed_steps"] >= 1
+        assert loop.counters()["failed_steps_total"] >= 1
     assert model.failures > 0
     assert [sink.ids[uid] for uid in uids] == want
     for uid in ("bad-2", "bad-4"):

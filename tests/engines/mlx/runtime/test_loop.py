@@ -109,10 +109,10 @@ def test_an_idle_thread_sleeps(tiny: Any) -> None:
         loop.submit(Job("b", [5, 6], 1, GREEDY))
         sink.ended("b")
         assert waiting.wait(5)
-        turns = loop.counters()["turns"]
+        turns = loop.counters()["turns_total"]
         # A full prompt, one step, the read of it: nothing in between.
         assert not threading.Event().wait(0.2)
-        assert loop.counters()["turns"] == turns
+        assert loop.counters()["turns_total"] == turns
 
 
 def test_one_delivery_per_step(tiny: Any) -> None:

@@ -51,8 +51,8 @@ def test_same_output_and_the_hit_is_told(tiny: Any, budget: int) -> None:
         other = list(reversed(BASE))
         assert run(loop, sink, "other", other) == (cold(tiny.model, other), 0)
         counters = loop.counters()
-        assert counters["prefix_hits"] == 4
-        assert counters["prefix_hit_tokens"] == 199 + 209 + 99 + 120
+        assert counters["prefix_hits_total"] == 4
+        assert counters["prefix_hit_tokens_total"] == 199 + 209 + 99 + 120
 
 
 def test_hits_of_different_length_in_one_batch(tiny: Any) -> None:
