@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from google.protobuf.struct_pb2 import Struct, Value
 
@@ -28,6 +28,7 @@ __all__ = [
     "default_sampling",
     "default_sampling_json",
     "eos_token_ids",
+    "json_text",
     "jsonable",
     "model_type",
     "pad_token_id",
@@ -161,6 +162,17 @@ def default_sampling_json(mapping: Config) -> str:
     """`default_sampling` as canonical JSON (sorted, compact); "" when it is empty."""
     values = default_sampling(mapping)
     return json.dumps(values, separators=(",", ":"), allow_nan=False) if values else ""
+
+
+def json_text(mapping: Mapping[Any, object]) -> str:
+    """`mapping` without credentials as compact JSON; "" when it is empty."""
+    if not mapping:
+        return ""
+    return json.dumps(
+        redact({str(key): value for key, value in mapping.items()}),
+        separators=(",", ":"),
+        allow_nan=False,
+    )
 
 
 def to_struct(mapping: Mapping[str, object]) -> Struct:

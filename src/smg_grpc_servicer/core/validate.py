@@ -26,7 +26,7 @@ def validate(spec: GenerateSpec, facts: ModelFacts, path: Path, *, min_output: i
     if spec.rank is not None and spec.rank < 0:
         raise InvalidArgument(path("rank"), f"must not be negative, got {spec.rank}")
     limit = facts.max_context_length
-    _count(path("truncate_prompt"), spec.truncate_prompt, low=-1, high=limit or math.inf)
+    _count(path, "truncate_prompt", spec.truncate_prompt, low=-1, high=limit or math.inf)
 
 
 def truncated(
@@ -69,17 +69,17 @@ def checked_prompt(
 
 
 def _sampling(sampling: Sampling, facts: ModelFacts, path: Path, min_output: int) -> None:
-    _number(path("temperature"), sampling.temperature, low=0.0)
-    _number(path("top_p"), sampling.top_p, low=0.0, high=1.0)
-    _number(path("min_p"), sampling.min_p, low=0.0, high=1.0)
-    _number(path("frequency_penalty"), sampling.frequency_penalty)
-    _number(path("presence_penalty"), sampling.presence_penalty)
-    _number(path("repetition_penalty"), sampling.repetition_penalty, low=0.0)
-    _count(path("top_k"), sampling.top_k, low=1)
-    _count(path("max_tokens"), sampling.max_tokens, low=min_output)
-    _count(path("min_tokens"), sampling.min_tokens, low=0)
-    _count(path("n"), sampling.n, low=1, high=MAX_CHOICES)
-    _count(path("seed"), sampling.seed, low=-(2**63), high=MAX_SEED)
+    _number(path, "temperature", sampling.temperature, low=0.0)
+    _number(path, "top_p", sampling.top_p, low=0.0, high=1.0)
+    _number(path, "min_p", sampling.min_p, low=0.0, high=1.0)
+    _number(path, "frequency_penalty", sampling.frequency_penalty)
+    _number(path, "presence_penalty", sampling.presence_penalty)
+    _number(path, "repetition_penalty", sampling.repetition_penalty, low=0.0)
+    _count(path, "top_k", sampling.top_k, low=1)
+    _count(path, "max_tokens", sampling.max_tokens, low=min_output)
+    _count(path, "min_tokens", sampling.min_tokens, low=0)
+    _count(path, "n", sampling.n, low=1, high=MAX_CHOICES)
+    _count(path, "seed", sampling.seed, low=-(2**63), high=MAX_SEED)
     top = sampling.max_tokens
     if top is not None and sampling.min_tokens is not None and sampling.min_tokens > top:
         raise InvalidArgument(
@@ -92,40 +92,45 @@ def _sampling(sampling: Sampling, facts: ModelFacts, path: Path, min_output: int
             f"must have at most {MAX_STOP_IDS} ids, got {len(sampling.stop_token_ids)}",
         )
     for token in sampling.stop_token_ids:
-        _token(path("stop_token_ids"), token, facts)
+        _token(path, "stop_token_ids", token, facts)
     for token, bias in sampling.logit_bias.items():
-        _token(path("logit_bias"), token, facts)
-        _number(f"{path('logit_bias')}[{token}]", bias)
+        _token(path, "logit_bias", token, facts)
+        if not math.isfinite(bias):
+            raise InvalidArgument(
+                f"{path('logit_bias')}[{token}]", f"must be a finite number, got {bias}"
+            )
     if "" in sampling.stop:
         raise InvalidArgument(path("stop"), "must not contain an empty string")
 
 
 def _logprobs(wanted: LogprobSpec, facts: ModelFacts, path: Path) -> None:
-    _count(path("logprobs"), wanted.output, low=-1)
-    _count(path("prompt_logprobs"), wanted.prompt, low=-1)
+    _count(path, "logprobs", wanted.output, low=-1)
+    _count(path, "prompt_logprobs", wanted.prompt, low=-1)
     for token in wanted.token_ids:
-        _token(path("token_ids_logprob"), token, facts)
+        _token(path, "token_ids_logprob", token, facts)
 
 
-def _number(name: str, value: float | None, low: float = -math.inf, high: float = math.inf) -> None:
+def _number(
+    path: Path, name: str, value: float | None, low: float = -math.inf, high: float = math.inf
+) -> None:
     if value is None:
         return
     if not math.isfinite(value):
-        raise InvalidArgument(name, f"must be a finite number, got {value}")
+        raise InvalidArgument(path(name), f"must be a finite number, got {value}")
     if not low <= value <= high:
-        raise InvalidArgument(name, f"must be {_range(low, high)}, got {value:g}")
+        raise InvalidArgument(path(name), f"must be {_range(low, high)}, got {value:g}")
 
 
-def _count(name: str, value: int | None, low: int, high: float = math.inf) -> None:
+def _count(path: Path, name: str, value: int | None, low: int, high: float = math.inf) -> None:
     if value is not None and not low <= value <= high:
-        raise InvalidArgument(name, f"must be {_range(low, high)}, got {value}")
+        raise InvalidArgument(path(name), f"must be {_range(low, high)}, got {value}")
 
 
 def _range(low: float, high: float) -> str:
     return f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
 
 
-def _token(name: str, token: int, facts: ModelFacts) -> None:
+def _token(path: Path, name: str, token: int, facts: ModelFacts) -> None:
     if token < 0 or (facts.vocab_size is not None and token >= facts.vocab_size):
         size = "" if facts.vocab_size is None else f" of {facts.vocab_size}"
-        raise InvalidArgument(name, f"token id {token} is outside the vocabulary{size}")
+        raise InvalidArgument(path(name), f"token id {token} is outside the vocabulary{size}")

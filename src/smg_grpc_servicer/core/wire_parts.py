@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NoReturn
+
+from google.protobuf.message import Message as ProtoMessage
 
 from smg_grpc_servicer.core.errors import InvalidArgument, Unsupported
 from smg_grpc_servicer.core.types import (
@@ -29,23 +32,27 @@ Refusals = Mapping[str, Feature | str]
 # Requests.
 
 
-def refuse(message: Message, refusals: Refusals, who: str, path: str = "") -> None:
-    """Raise for the first field that is set and stands in `refusals`.
+def refuse(message: Message, refusals: Refusals, who: str) -> None:
+    """Raise when a field that stands in `refusals` asks for something.
 
-    A message that is present but empty asks for nothing and passes.
+    A message that is present but empty asks for nothing and passes, and so does a zero.
 
     :raises Unsupported: naming what was asked for.
     """
-    path = path or message.DESCRIPTOR.name
-    for field, value in message.ListFields():
-        where = f"{path}.{field.name}"
-        nested = field.message_type is not None and not field.is_repeated
-        if where in refusals:
-            if not nested or value.ListFields():
-                feature = refusals[where]
-                raise Unsupported(who, feature.value if isinstance(feature, Feature) else feature)
-        elif nested:
-            refuse(value, refusals, who, where)
+    for path, feature in refusals.items():
+        kind, *names = _steps(path)
+        if kind != message.DESCRIPTOR.name:
+            continue
+        value = message
+        for name in names:
+            value = getattr(value, name)
+        if value.ListFields() if isinstance(value, ProtoMessage) else value:
+            raise Unsupported(who, feature.value if isinstance(feature, Feature) else feature)
+
+
+@cache
+def _steps(path: str) -> list[str]:
+    return path.split(".")
 
 
 def json_object(field: str, text: str) -> dict[str, Any]:
