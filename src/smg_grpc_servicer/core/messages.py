@@ -38,12 +38,11 @@ def pieces(
     until the next one is asked for.
     """
     if fits(delta, max_tokens, max_bytes=max_bytes):
-        yield delta
-    elif delta.logprobs is None and delta.prompt_logprobs is None:
-        most = max(1, max_bytes // _ID_BYTES)
-        yield from _cut(delta, most if max_tokens is None else min(most, max_tokens))
-    else:
-        yield from _cut_rows(delta, max_bytes, max_tokens)
+        return iter((delta,))
+    if delta.logprobs is not None or delta.prompt_logprobs is not None:
+        return _cut_rows(delta, max_bytes, max_tokens)
+    most = max(1, max_bytes // _ID_BYTES)
+    return _cut(delta, most if max_tokens is None else min(most, max_tokens))
 
 
 def _cut(delta: Delta, most: int) -> Iterator[Delta]:

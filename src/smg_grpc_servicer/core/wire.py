@@ -48,33 +48,41 @@ class Choice:
     reasoning_tokens: int = 0
     weight_version: str | None = None
     _chunk: Message | None = None
+    _counts_new: bool = False
 
     @property
     def completion_tokens(self) -> int:
         return len(self.token_ids)
 
-    def message(self, make: Callable[[], Message], delta: Delta) -> Message:
-        """What this delta's chunk is filled into: always the same message while there are only ids.
+    def message(self, make: Callable[[], Message], delta: Delta) -> tuple[Message, bool]:
+        """What this delta's chunk is filled into, and whether more than ids and their count is new.
 
-        gRPC serialises a message before `write` first waits, so it is free again by then, and a
-        new one costs more than all that is set in it. Rows would leave their memory behind.
+        It is the same message again while there are only ids: gRPC serialises it before `write`
+        first waits, so it is free by then, and a new one costs more than all that is set in it.
+        Rows would leave their memory behind.
         """
         if delta.logprobs is not None or delta.prompt_logprobs is not None:
-            return make()
+            return make(), True
         if self._chunk is None:
             self._chunk = make()
-        return self._chunk
+            return self._chunk, True
+        new, self._counts_new = self._counts_new, False
+        return self._chunk, new
 
     def add(self, delta: Delta) -> None:
         self.token_ids += delta.token_ids
         if delta.prompt_tokens is not None:
             self.prompt_tokens = delta.prompt_tokens
+            self._counts_new = True
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
+            self._counts_new = True
         if delta.reasoning_tokens is not None:
             self.reasoning_tokens = delta.reasoning_tokens
+            self._counts_new = True
         if delta.weight_version is not None:
             self.weight_version = delta.weight_version
+            self._counts_new = True
         if not self.stream:
             self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
             if delta.logprobs is not None:

@@ -79,16 +79,17 @@ class TokenSpeedWire(Wire):
         )
 
     def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
-        response = choice.message(pb.GenerateResponse, delta)
-        response.request_id = spec.request_id
+        response, new = choice.message(pb.GenerateResponse, delta)
         chunk = response.chunk
         chunk.token_ids[:] = delta.token_ids
-        chunk.prompt_tokens = choice.prompt_tokens
         chunk.completion_tokens = len(choice.token_ids)
-        chunk.cached_tokens = choice.cached_tokens
-        chunk.index = choice.index
-        if choice.weight_version is not None:
-            chunk.weight_version = choice.weight_version
+        if new:
+            response.request_id = spec.request_id
+            chunk.prompt_tokens = choice.prompt_tokens
+            chunk.cached_tokens = choice.cached_tokens
+            chunk.index = choice.index
+            if choice.weight_version is not None:
+                chunk.weight_version = choice.weight_version
         if delta.logprobs is not None:
             fill_output(chunk.output_logprobs, delta.token_ids, delta.logprobs)
         return response

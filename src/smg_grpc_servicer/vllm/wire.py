@@ -79,13 +79,14 @@ class VllmWire(Wire):
         )
 
     def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
-        response = choice.message(pb.GenerateResponse, delta)
+        response, new = choice.message(pb.GenerateResponse, delta)
         chunk = response.chunk
         chunk.token_ids[:] = delta.token_ids
-        chunk.prompt_tokens = choice.prompt_tokens
         chunk.completion_tokens = len(choice.token_ids)
-        chunk.cached_tokens = choice.cached_tokens
-        chunk.index = choice.index
+        if new:
+            chunk.prompt_tokens = choice.prompt_tokens
+            chunk.cached_tokens = choice.cached_tokens
+            chunk.index = choice.index
         if delta.logprobs is not None:
             fill_output(chunk.output_logprobs, delta.token_ids, delta.logprobs)
         if delta.prompt_logprobs is not None:
