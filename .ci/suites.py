@@ -94,6 +94,13 @@ SUITES = (
         others=_ROUTER,
     ),
     Suite(
+        "sglang",
+        "SGLang's real scheduler on a CPU, the router in front of it, a stub of it for its faults",
+        Venv("sglang", MAIN),
+        (_pytest("tests/engines/sglang"),),
+        others=_ROUTER,
+    ),
+    Suite(
         "packaging",
         "wheel, sdist, a clean install, the commands of the README",
         Venv("core", MAIN),

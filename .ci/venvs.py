@@ -168,9 +168,14 @@ def make(folder: Path, python: Interpreter, install: Sequence[str] = ()) -> None
         shutil.rmtree(folder)
     run_quiet([python.path, "-m", "venv", str(folder)], what="python -m venv")
     if install:
-        run_quiet([*_pip_install(folder), *install], what=f"pip install into {folder.name}")
+        add(folder, install)
     (folder / COMPLETE).touch()
     _forget_old(folder)
+
+
+def add(folder: Path, install: Sequence[str]) -> None:
+    """Install more into a venv."""
+    run_quiet([*_pip_install(folder), *install], what=f"pip install into {folder.name}")
 
 
 def _forget_old(folder: Path) -> None:

@@ -20,6 +20,7 @@ BENCHMARKS = {
         "vLLM's servicer, over a stub engine and over vLLM's own",
         ("vllm_servicer.py", "--real"),
     ),
+    "rust": ("vLLM's Python and Rust paths over one stub of an engine core", ("rust_path.py",)),
 }
 
 PUBLISHED = {"mlx": "SMG_PUBLISHED_PYTHON", "vllm": "SMG_PUBLISHED_FOLDER"}

@@ -25,15 +25,15 @@ from time import perf_counter
 
 import grpc
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.support import median
 from benchmarks.vllm_real import cpu_seconds
-from benchmarks.vllm_servicer import DIALECT, Load, Work, run
+from benchmarks.vllm_servicer import DIALECT, Load, Target, Work, report, run
 from tests.support import real_vllm
 from tests.support.rust_served import newer_folder
 
+ROOT = Path(__file__).parent.parent
 PACE = 0.005
 WORKS = (
     Work("paced", "", 1, 40, tokens=32),
@@ -140,12 +140,14 @@ def measure(rounds: int) -> tuple[Seen, dict[str, float]]:
         return seen, {name: server.megabytes for name, server in running.items()}
 
 
-def report(seen: Seen, memory: Mapping[str, float]) -> None:
+def table(seen: Seen, memory: Mapping[str, float]) -> None:
     names = (PYTHON, OLDER, NEWER)
     print(f"| load | streams | | {' | '.join(names)} |\n|---|---|---|{'---|' * len(names)}")
     for (load, streams), row in seen.items():
         one = load == "one-token requests"
-        cpu = [median([each.request_us if one else each.token_us for each in row[n]]) for n in names]
+        cpu = [
+            median([each.request_us if one else each.token_us for each in row[n]]) for n in names
+        ]
         first = [median([each.ttft(0.5) for each in row[n]]) for n in names]
         last = [median([each.ttft(0.99) for each in row[n]]) for n in names]
         rate = [median([each.tokens / each.seconds for each in row[n]]) for n in names]
@@ -162,12 +164,23 @@ def report(seen: Seen, memory: Mapping[str, float]) -> None:
     print(f"| | | memory, MB | {' | '.join(f'{memory[name]:.0f}' for name in names)} |")
 
 
+def targets(seen: Seen) -> list[Target]:
+    found: list[Target] = []
+    for streams in (64, 256):
+        row = seen["paced", streams]
+        for name in (OLDER, NEWER):
+            pairs = zip(row[name], row[PYTHON], strict=True)
+            value = median([rust.token_us / python.token_us for rust, python in pairs])
+            found.append((f"{name}, {streams} streams, CPU of Python's", value, "<=", 0.5))
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     seen, memory = measure(parser.parse_args().rounds)
-    report(seen, memory)
-    return 0
+    table(seen, memory)
+    return 0 if report(targets(seen)) else 1
 
 
 if __name__ == "__main__":

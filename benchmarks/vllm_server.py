@@ -76,6 +76,15 @@ class BenchLLM(StubAsyncLLM):
         asyncio.get_running_loop().call_soon(self._feed, collector, params)
         return collector
 
+    def _advance(self, key: str, running: Any) -> None:
+        """A step's output is a copy: what vLLM pays to make one is the engine's, not the servicer's."""
+        made = running.made[0]
+        running.made[0] = made + 1
+        output = _copied(self._outputs(running.params)[made])
+        if output.finished:
+            del self._running[key]
+        running.collector.put(output)
+
     def _feed(self, collector: RequestOutputCollector, params: Any) -> None:
         for output in self._outputs(params):
             collector.put(output)
@@ -117,6 +126,16 @@ def _output(at: int, count: int, logprobs: int | None, flat: bool) -> RequestOut
         finished=over,
         num_cached_tokens=0,
     )
+
+
+def _copied(output: RequestOutput) -> RequestOutput:
+    """Of its own as deep as vLLM's collector changes it when it merges."""
+    copy, part = RequestOutput.__new__(RequestOutput), CompletionOutput.__new__(CompletionOutput)
+    part.__dict__.update(output.outputs[0].__dict__)
+    part.token_ids = list(part.token_ids)
+    copy.__dict__.update(output.__dict__)
+    copy.outputs = [part]
+    return copy
 
 
 def _rows(token: int, count: int, flat: bool) -> Any:

@@ -117,9 +117,14 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def engine_core(server: Server) -> int:
-    """The process in which vLLM schedules."""
-    for pid in descendants(server.pid):
-        if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
+def engine_core(server: Process) -> int:
+    """The process in which vLLM schedules, below `server`."""
+    for pid, title in titles(server).items():
+        if b"EngineCore" in title:
             return pid
     raise AssertionError(f"no engine core under {server.pid}:\n{server.log}")
+
+
+def titles(server: Process) -> dict[int, bytes]:
+    """What the processes below `server` call themselves."""
+    return {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(server.pid)}

@@ -14,7 +14,13 @@ from smg_grpc_servicer.core import logs
 from smg_grpc_servicer.core.network import Address
 from smg_grpc_servicer.core.process import run
 from smg_grpc_servicer.rust import child, knobs
-from smg_grpc_servicer.rust.plan import EngineAddress, EngineHandle, Keyword, RustPlan
+from smg_grpc_servicer.rust.plan import (
+    EngineAddress,
+    EngineHandle,
+    EngineProcess,
+    Keyword,
+    RustPlan,
+)
 from smg_grpc_servicer.rust.supervisor import serve
 from tests.support import stub_core
 
@@ -34,14 +40,19 @@ def main() -> int:
     parser.add_argument("--grace", type=float, default=15.0)
     parser.add_argument("--tcp", action="store_true")
     parser.add_argument("--warm-up", action="store_true")
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("core", nargs="*")
     given = parser.parse_args()
     logs.configure("debug")
 
     def launch(address: EngineAddress) -> EngineHandle:
-        flags = stub_core.options(["--handshake", address.url, *given.core])
-        return child.start(stub_core.run, flags, grace=given.grace)
+        processes: list[EngineProcess] = []
+        for rank in range(given.ranks):
+            flags = ["--handshake", address.url, "--index", str(rank), *given.core]
+            core = stub_core.options(flags)
+            processes += child.start(stub_core.run, core, grace=given.grace).processes
+        return EngineHandle(processes)
 
     async def main() -> int:
         plan = RustPlan(
@@ -60,6 +71,7 @@ def main() -> int:
             },
             metrics=Address("127.0.0.1", 0) if given.metrics else None,
             warm_up=warm_up if given.warm_up else None,
+            engine_count=given.ranks,
             ipc_handshake=not given.tcp,
             engine_exit_seconds=given.exit_seconds,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from smg_grpc_servicer.sglang.request_manager import RequestManager
 from smg_grpc_servicer.sglang.servicer import SglangServicerBase
 from smg_grpc_servicer.sglang.sockets import Sockets
 from smg_grpc_servicer.testing.history import History
-from tests.support.sglang_stub import StubScheduler, ports
+from tests.support.sglang_stub import NOBODY, StubScheduler, ports
 from tests.support.wait import until
 
 FACTS = ModelFacts("/m", "m", max_context_length=4096, vocab_size=1000)
@@ -72,6 +73,22 @@ def request(request_id: str = "r", **fields: Any) -> Any:
     params = {"temperature": 0.0, "max_new_tokens": 4, **fields.pop("params", {})}
     given = {"tokenized": {"input_ids": fields.pop("prompt", PROMPT)}, "stream": True, **fields}
     return pb.GenerateRequest(request_id=request_id, sampling_params=params, **given)
+
+
+def pixels(**more: Any) -> dict[str, Any]:
+    """One image's tensors and places, for `mm_inputs`."""
+    data = struct.pack("<4f", 1.0, 2.0, 3.0, 4.0)
+    tensor = {"data": data, "shape": [2, 2], "dtype": "float32"}
+    grid = {"data": struct.pack("<3q", 1, 1, 1), "shape": [1, 3], "dtype": "int64"}
+    return {
+        "pixel_values": tensor,
+        "model_specific_tensors": {"image_grid_thw": grid},
+        "mm_placeholders": [{"offset": 1, "length": 2}],
+        "im_token_id": 6,
+        "image_data": [b"png"],
+        "modalities": ["image"],
+        **more,
+    }
 
 
 @asynccontextmanager
@@ -128,14 +145,13 @@ async def connected(manager: RequestManager, scheduler: StubScheduler) -> None:
     from sglang.srt.managers import io_struct
 
     def reached() -> bool:
-        if not scheduler.received:
-            manager.stop("nobody")
-        return bool(scheduler.aborts)
+        if not scheduler.reached:
+            manager.stop(NOBODY)
+        return scheduler.reached
 
     await until(reached)
     await scheduler.say_aside(io_struct.HealthCheckOutput())
     await until(lambda: manager.last_receive is not None)
-    scheduler.aborts.clear()
 
 
 async def _no_loads() -> list[Any]:

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import zmq
-import zmq.asyncio
 from sglang.srt.managers import io_struct
 from sglang.srt.utils.network import get_zmq_socket
 
@@ -26,6 +25,10 @@ LOGPROBS = tuple(
     for kind in ("token", "top", "token_ids")
     for part in ("val", "idx")
 )
+
+
+NOBODY = "nobody"
+"""An abort of this id only shows that messages arrive."""
 
 
 @dataclass
@@ -115,7 +118,7 @@ class StubScheduler:
     """See the module. `received` is everything but aborts, `aborts` their ids."""
 
     def __init__(self, port_args: Any, *, skip_tokenizer_init: bool = False) -> None:
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._pull = get_zmq_socket(
             self._context, zmq.PULL, port_args.scheduler_input_ipc_name, False
         )
@@ -128,45 +131,59 @@ class StubScheduler:
             else get_zmq_socket(self._context, zmq.PUSH, port_args.detokenizer_ipc_name, False)
         )
         self.received: list[Any] = []
+        self.reached = False
+        """Something came, if only an abort of `NOBODY`."""
         self.aborts: list[str] = []
         self.running: dict[str, _Running] = {}
         """What `serve` works on."""
         self.answers: dict[type, Any] = {}
         """Control request type to a function that makes its reply."""
         self._serving = False
-        self._reader = asyncio.ensure_future(self._read())
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._pull.getsockopt(zmq.FD), self._read)
+        self._loop.call_soon(self._read)  # the descriptor tells edges only
         self._ticker: asyncio.Task[None] | None = None
 
-    async def _read(self) -> None:
-        while True:
-            message = await io_struct.async_sock_recv(self._pull)
-            if isinstance(message, io_struct.AbortReq):
-                self.aborts.append(message.rid)
-                for rid in [rid for rid in self.running if rid.startswith(message.rid)]:
-                    gone = self.running.pop(rid)
-                    await self.say(
-                        batch(Row(rid, finish=abort(), completion_tokens=gone.made)),
-                    )
-                continue
-            self.received.append(message)
-            if self._serving and isinstance(message, io_struct.TokenizedGenerateReqInput):
-                self.running[message.rid] = _Running(message)
-            make = self.answers.get(type(message))
-            if make is not None:
-                await self.reply(message, make(message))
+    def _read(self) -> None:
+        while not self._pull.closed:
+            try:
+                self._received(io_struct.sock_recv(self._pull, zmq.NOBLOCK))
+            except zmq.Again:
+                return
+
+    def _received(self, message: Any) -> None:
+        if isinstance(message, io_struct.AbortReq):
+            if message.rid == NOBODY:
+                self.reached = True
+                return
+            self.aborts.append(message.rid)
+            for rid in [rid for rid in self.running if rid.startswith(message.rid)]:
+                gone = self.running.pop(rid)
+                end = batch(Row(rid, finish=abort(), completion_tokens=gone.made))
+                io_struct.sock_send(self.detokenizer, end)
+            return
+        self.received.append(message)
+        if self._serving and isinstance(message, io_struct.TokenizedGenerateReqInput):
+            self.running[message.rid] = _Running(message)
+        make = self.answers.get(type(message))
+        if make is not None:
+            self._reply(message, make(message))
 
     async def say(self, message: Any) -> None:
         """On the detokenizer's socket, where outputs go."""
-        await io_struct.async_sock_send(self.detokenizer, message)
+        io_struct.sock_send(self.detokenizer, message)
 
     async def say_aside(self, message: Any) -> None:
         """On the tokenizer's socket, where all else goes."""
-        await io_struct.async_sock_send(self.tokenizer, message)
+        io_struct.sock_send(self.tokenizer, message)
 
     async def reply(self, request: Any, message: Any) -> None:
+        self._reply(request, message)
+
+    def _reply(self, request: Any, message: Any) -> None:
         """As SGLang's sender does: the reply takes its request's return address."""
         message.http_worker_ipc = request.http_worker_ipc
-        await self.say_aside(message)
+        io_struct.sock_send(self.tokenizer, message)
 
     def serve(self, tick: float = 0.0005) -> None:
         """Generate from here on."""
@@ -193,10 +210,11 @@ class StubScheduler:
             )
 
     async def close(self) -> None:
-        for task in (self._reader, self._ticker):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+        if not self._pull.closed:
+            self._loop.remove_reader(self._pull.getsockopt(zmq.FD))
         self._context.destroy(linger=0)
 
 

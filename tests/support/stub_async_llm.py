@@ -97,9 +97,10 @@ class StubAsyncLLM:
         self.output_handler = asyncio.ensure_future(self._steps())
 
     @staticmethod
-    def expected(prompt: Sequence[int], count: int, index: int = 0) -> list[int]:
+    def expected(prompt: Sequence[int], count: int, index: int = 0, first: int = 0) -> list[int]:
+        """Output tokens `first` to `count` of a choice."""
         start = sum(prompt) + 31 * index
-        return [3 + (start + 7 * at) % (VOCAB - 3) for at in range(count)]
+        return [3 + (start + 7 * at) % (VOCAB - 3) for at in range(first, count)]
 
     # AsyncLLM's surface.
 
@@ -291,7 +292,7 @@ class StubAsyncLLM:
         count = min(self._tokens_per_step, limit - made)
         over = made + count >= limit
         running.made[index] = -1 if over else made + count
-        ids = self.expected(running.prompt, made + count, index)[made:]
+        ids = self.expected(running.prompt, made + count, index, made)
         return CompletionOutput(
             index=index,
             text="",

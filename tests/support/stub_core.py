@@ -239,16 +239,18 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--how", choices=("exit", "kill", "sentinel"), default="exit")
     parser.add_argument("--code", type=int, default=7, help="the exit code when it dies")
     parser.add_argument("--stubborn", action="store_true", help="SIGTERM is ignored")
-    parser.add_argument("--helper", action="store_true", help="start a process that stays")
+    parser.add_argument("--helper", choices=("here", "apart"), help="start one that stays")
     return parser.parse_args(argv)
 
 
 def run(given: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if given.stubborn else _end)
     if given.helper:
-        # In a session of its own and deaf to SIGTERM, as a compiler's server may be.
-        command = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(3600)"
-        helper = subprocess.Popen([sys.executable, "-c", command], start_new_session=True)
+        # Deaf to SIGTERM, perhaps in a session of its own, as a compiler's server may be.
+        command = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
+        helper = subprocess.Popen(
+            [sys.executable, "-c", command], start_new_session=given.helper == "apart"
+        )
         print(f"helper {helper.pid}", flush=True)
     with zmq.Context() as context:
         context.linger = 0

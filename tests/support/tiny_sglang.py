@@ -1,4 +1,4 @@
-"""Tiny random models for SGLang on a CPU: `python -m tests.support.tiny_sglang KIND DIR`.
+"""Tiny random models for SGLang on a CPU: `python -m tests.support.tiny_sglang KIND DIR …`.
 
 `llama` and `qwen3`, and `adapter`: a LoRA adapter for the Llama. The weights are noise from a fixed
 seed, large enough that greedy output does not hang on rounding.
@@ -88,4 +88,5 @@ def write_adapter(path: Path, *, seed: int = 1) -> Path:
 WRITERS = {"llama": write_tiny_llama, "qwen3": write_tiny_qwen3, "adapter": write_adapter}
 
 if __name__ == "__main__":
-    WRITERS[sys.argv[1]](Path(sys.argv[2]))
+    for kind, folder in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        WRITERS[kind](Path(folder))

@@ -25,6 +25,10 @@ def vllm_config(**changes: Any) -> Any:
         dtype="torch.bfloat16",
         get_vocab_size=lambda: 1000,
         get_diff_sampling_param=dict,
+        try_get_generation_config=dict,
+        multimodal_config=None,
+        pooler_config=None,
+        tokenizer_revision=None,
     )
     config = SimpleNamespace(
         model_config=model,
@@ -37,7 +41,9 @@ def vllm_config(**changes: Any) -> Any:
             local_engines_only=False,
         ),
         attention_config=SimpleNamespace(backend=None),
-        structured_outputs_config=SimpleNamespace(reasoning_parser="", enable_in_reasoning=False),
+        structured_outputs_config=SimpleNamespace(
+            reasoning_parser="", enable_in_reasoning=False, backend="auto"
+        ),
         observability_config=SimpleNamespace(otlp_traces_endpoint=None),
         profiler_config=SimpleNamespace(profiler=None),
         kv_transfer_config=None,

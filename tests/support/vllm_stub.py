@@ -6,6 +6,7 @@ answers from the FakeEngine. What the child is told stands in its environment:
 
 - STUB_LOAD: a FIFO; the engine has loaded when the other end wrote `ok`, and fails on other words
 - STUB_CHANGED: the launcher's engine is made another way than it is today
+- STUB_CORE: flags of `stub_core`, which a headless engine is
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import importlib.abc
 import importlib.machinery
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from tests.support.vllm_config import vllm_config
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +66,12 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 class AsyncEngineArgs:
     """As vLLM's: making flags loads the plugins."""
 
+    data_parallel_hybrid_lb = False
+    disable_log_stats = False
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given = given
+
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         from vllm.plugins import load_general_plugins
@@ -74,10 +85,22 @@ class AsyncEngineArgs:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> AsyncEngineArgs:
-        return cls()
+        return cls(vars(args))
 
-    def create_engine_config(self, usage_context: object) -> object:
-        return SimpleNamespace(usage=usage_context)
+    def create_engine_config(self, usage_context: object, headless: bool = False) -> Any:
+        parallel = {
+            "node_rank_within_dp": 0,
+            "data_parallel_rank": 0,
+            "data_parallel_master_ip": self.given.get("data_parallel_address"),
+            "data_parallel_rpc_port": self.given.get("data_parallel_rpc_port"),
+        }
+        return vllm_config(
+            usage=usage_context,
+            shutdown_timeout=0,
+            model_config__model=self.given["model"],
+            model_config__tokenizer=str(Path(__file__).parent),  # has none
+            **{f"parallel_config__{name}": value for name, value in parallel.items()},
+        )
 
 
 class AsyncLLM:
@@ -118,6 +141,49 @@ class ChangedAsyncLLM(AsyncLLM):
         raise AssertionError("nobody knows how to call this")
 
 
+class EngineCoreProc:
+    """A headless engine; what is checked in it are names."""
+
+    def preprocess_add_request(self, request: object) -> object:
+        raise AssertionError("the stub core reads its requests itself")
+
+    process_input_sockets = _handle_request_preproc_error = preprocess_add_request
+
+    @staticmethod
+    def run_engine_core(*, handshake_address: str, **_: object) -> None:
+        from tests.support import stub_core
+
+        given = shlex.split(os.environ.get("STUB_CORE", ""))
+        stub_core.run(stub_core.options(["--handshake", handshake_address, *given]))
+
+
+class CoreEngineProcManager:
+    """As vLLM's: starts engines in new processes, and ends with them."""
+
+    failed_proc_name: str | None = None
+
+    def __init__(self, *, local_engine_count: int, handshake_address: str, **_: object) -> None:
+        from vllm.v1.engine.core import EngineCoreProc
+
+        assert local_engine_count == 1
+        self._process = get_context("spawn").Process(
+            target=EngineCoreProc.run_engine_core, kwargs={"handshake_address": handshake_address}
+        )
+        self._process.start()
+
+    def monitor_engine_liveness(self) -> None:
+        self._process.join()
+        if self._process.exitcode:
+            self.failed_proc_name = "EngineCore"
+
+    def finished_procs(self) -> dict[str, int | None]:
+        return {"EngineCore": self._process.exitcode}
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
 def _async_llm() -> type[AsyncLLM]:
     """The launcher asks for it after it has imported our servicer: then ours is replaced."""
     from smg_grpc_servicer.vllm import servicer
@@ -148,6 +214,8 @@ def make_arg_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("model_tag", nargs="?")
     parser.add_argument("--grpc", action="store_true")
     parser.add_argument("--headless", action="store_true")
+    parser.add_argument("--reasoning-parser-plugin", default="")
+    parser.add_argument("--data-parallel-size", type=int, default=1)
     parser.add_argument("--host")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--uds")
@@ -170,15 +238,20 @@ def _plugins() -> list[str] | None:
 NAMES: dict[str, Callable[[], Any]] = {
     "AsyncEngineArgs": lambda: AsyncEngineArgs,
     "AsyncLLM": _async_llm,
+    "CoreEngineProcManager": lambda: CoreEngineProcManager,
+    "EngineCoreProc": lambda: EngineCoreProc,
+    "Executor": lambda: SimpleNamespace(get_class=lambda config: None),
     "UsageContext": lambda: SimpleNamespace(OPENAI_API_SERVER="openai"),
     "VLLM_LOG_STATS_INTERVAL": lambda: 10.0,
     "VLLM_PLUGINS": _plugins,
     "VLLM_SUBCMD_PARSER_EPILOG": lambda: "{subcmd}",
     "__version__": lambda: "stub",
     "configure_logging_from_args": lambda: lambda args: None,
+    "get_tcp_uri": lambda: lambda host, port: f"tcp://{host}:{port}",
     "init_logger": lambda: logging.getLogger,
     "log_version_and_model": lambda: _no_logo,
     "make_arg_parser": lambda: make_arg_parser,
+    "propagate_flash_late_interaction": lambda: lambda args, engine_args: None,
 }
 
 

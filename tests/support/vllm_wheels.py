@@ -71,6 +71,7 @@ def tree(release: str, folder: Path) -> Path:
     shutil.copytree(launcher_files(release), folder, dirs_exist_ok=True)
     (folder / "vllm" / "__init__.py").write_text(
         "from tests.support import vllm_stub\n\nvllm_stub.install()\n"
+        "AsyncEngineArgs = vllm_stub.AsyncEngineArgs\n"
     )
     for name, text in _OTHERS.items():
         (folder / f"{name}.py").write_text(text)

@@ -14,6 +14,7 @@ from smg_grpc_servicer.core.errors import Unsupported
 from smg_grpc_servicer.core.payloads import HiddenStates
 from smg_grpc_servicer.core.types import (
     Delta,
+    DisaggregationLoad,
     Embedding,
     Feature,
     Finish,
@@ -22,10 +23,14 @@ from smg_grpc_servicer.core.types import (
     Load,
     LogprobRows,
     LogprobSpec,
+    LoraLoad,
+    MemoryLoad,
     ModelFacts,
     PairingFacts,
     PromptLogprobs,
+    QueueLoad,
     ServerFacts,
+    SpeculativeLoad,
 )
 from smg_grpc_servicer.core.wire import Choice, LiveFacts, Wire
 from smg_grpc_servicer.mlx.wire import MlxWire
@@ -112,7 +117,10 @@ def request(engine: str, path: str) -> Any:
 
 def converted(wire: Wire, message: Any) -> dict[str, Any]:
     """What the wire makes of a request, flat: `sampling.temperature` and so on."""
-    loads = [Load(rank=rank, running_requests=rank) for rank in range(3)]
+    memory, queues = MemoryLoad(1.0, 2.0, 0.5, 400), QueueLoad(1, 0, 0, 0)
+    loads = [
+        Load(rank=rank, running_requests=rank, memory=memory, queues=queues) for rank in range(3)
+    ]
     name = message.DESCRIPTOR.name
     if name == "AbortRequest":
         return {"": wire.abort_ids(message)}
@@ -241,6 +249,8 @@ FACTS = ModelFacts(
     pad_token_id=3,
     bos_token_id=1,
     default_sampling={"temperature": 0.6},
+    preferred_sampling={"temperature": 0.6},
+    labels={0: "bad", 1: "good"},
     weight_version="w1",
     dtype="torch.bfloat16",
 )
@@ -269,6 +279,12 @@ LOADS = [
         active_token_usage=0.2,
         gen_throughput=50.0,
         cache_hit_rate=0.5,
+        utilization=0.75,
+        memory=MemoryLoad(1.0, 2.0, 0.5, 400),
+        queues=QueueLoad(1, 2, 3, 4),
+        speculative=SpeculativeLoad(2.5, 0.5),
+        lora=LoraLoad(1, 4, 0.25),
+        disaggregation=DisaggregationLoad("decode", 1, 2, 3, 4, 5, 6.5, 7.5),
     )
     for rank in range(2)
 ]

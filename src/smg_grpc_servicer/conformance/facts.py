@@ -140,19 +140,26 @@ async def loads(target: Target) -> str:
     return f"{len(answer.loads)} ranks"
 
 
+LOST = "Internal error from Core"
+"""What grpc.aio makes of a status that came before it had sent the request."""
+
+
 @check("reflection", "server reflection lists the service and health")
 async def reflection(target: Target) -> None:
     stub = reflection_pb2_grpc.ServerReflectionStub(target.channel)
     request = reflection_pb2.ServerReflectionRequest(list_services="")
-    call = stub.ServerReflectionInfo(
-        iter([request]), timeout=target.timeout, metadata=target.connection.metadata
-    )
-    try:
-        answers = [answer async for answer in call]
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            raise NotApplicable("reflection is off") from None
-        raise
+    answers = None
+    while answers is None:
+        call = stub.ServerReflectionInfo(
+            iter([request]), timeout=target.timeout, metadata=target.connection.metadata
+        )
+        try:
+            answers = [answer async for answer in call]
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise NotApplicable("reflection is off") from None
+            if error.details() != LOST:
+                raise
     listed = {
         service.name for answer in answers for service in answer.list_services_response.service
     }

@@ -36,11 +36,15 @@ async def greedy_repeats(target: Target) -> None:
 @check("stop-token", "a stop token id ends the choice with reason stop and is named as matched")
 async def stop_token(target: Target) -> None:
     ids = await _ids(target)
+    # With ignore_eos SGLang ignores the caller's own stop ids too, so EOS must not come before.
+    end = next((at for at, token in enumerate(ids) if token in target.facts.eos), len(ids))
+    if not end:
+        raise NotApplicable("the model's first token is EOS")
     # The last id that is new at its place, so that the stop cannot strike earlier.
-    at = max(at for at, token in enumerate(ids) if token not in ids[:at])
+    at = max(at for at, token in enumerate(ids[:end]) if token not in ids[:at])
     for stream in (True, False):
         history = await target.generate(
-            max_tokens=TOKENS + 8, stop_token_ids=[ids[at]], stream=stream
+            max_tokens=TOKENS + 8, stop_token_ids=[ids[at]], ignore_eos=False, stream=stream
         )
         complete = history.complete()
         made, reason = output(history), complete.finish_reason

@@ -1,13 +1,15 @@
 """A place for a servicer that comes after its server.
 
 `grpc.aio` takes services only before a server starts, but an engine that can be built only by
-loading it makes its servicer last. A `LateServicer` is registered in its stead: until `fill` every
-RPC ends UNAVAILABLE with the board's reason, after it every RPC is the real servicer's.
+loading it makes its servicer last. A `LateService` is added in its stead: until `fill` every RPC
+ends UNAVAILABLE with the board's reason, after it every RPC is the real servicer's, without a step
+between: who serves is looked up for each call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -17,46 +19,75 @@ from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.status import refuse
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Rpc = Callable[[Any, Context], Awaitable[Any]]
+Register = Callable[[Any, Any], None]
+"""A generated `add_…Servicer_to_server`."""
 Early = Callable[[Any], "ServicerError | None"]
 """Judges a request that comes before its servicer; None leaves it at UNAVAILABLE."""
 
 
-class LateServicer:
-    """Has one attribute for each of `rpcs`; the real one's have to be coroutine functions.
+class LateService(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Serves `rpcs`, the names of one service's methods.
 
     :param early: by RPC, for those with requests that a later try would not cure.
     """
 
     def __init__(
-        self, rpcs: Iterable[str], board: StatusBoard, *, early: Mapping[str, Early] | None = None
+        self,
+        register: Register,
+        rpcs: Iterable[str],
+        board: StatusBoard,
+        *,
+        early: Mapping[str, Early] | None = None,
     ) -> None:
-        self._rpcs = tuple(rpcs)
+        self._register = register
         self._board = board
-        self._early = dict(early or {})
-        self._real: dict[str, Rpc] = {}
-        for name in self._rpcs:
-            setattr(self, name, self._stand_in(name))
+        judges = early or {}
+        stand_in = SimpleNamespace(**{name: self._stand_in(judges.get(name)) for name in rpcs})
+        self._handlers = _handlers(register, stand_in)
+        self._filled = False
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        server.add_generic_rpc_handlers((self,))
 
     def fill(self, servicer: object) -> None:
         """From now on `servicer` answers. Once.
 
         :raises AttributeError: it lacks one of the RPCs.
         """
-        if self._real:
+        if self._filled:
             raise RuntimeError("there is a servicer already")
-        self._real = {name: getattr(servicer, name) for name in self._rpcs}
+        self._handlers = _handlers(self._register, servicer)
+        self._filled = True
 
-    def _stand_in(self, name: str) -> Rpc:
+    def service(self, handler_call_details: Any) -> Any:
+        """gRPC's question, for each call: who handles it."""
+        for handler in self._handlers:
+            found = handler.service(handler_call_details)
+            if found is not None:
+                return found
+        return None
+
+    def _stand_in(self, judge: Early | None) -> Callable[[Any, Context], Awaitable[Any]]:
         async def answer(request: Any, context: Context) -> Any:
-            if not self._real:
-                judge = self._early.get(name)
-                known = judge(request) if judge is not None else None
-                await refuse(context, known or self._why_not())
-            return await self._real[name](request, context)
+            known = judge(request) if judge is not None else None
+            await refuse(context, known or self._why_not())
 
         return answer
 
     def _why_not(self) -> ServicerError:
         kind = EngineDead if self._board.death is not None else Unavailable
         return kind(f"not ready: {self._board.reason}")
+
+
+def _handlers(register: Register, servicer: object) -> tuple[Any, ...]:
+    """What `register` would have given a server."""
+    found: list[Any] = []
+    register(
+        servicer,
+        SimpleNamespace(
+            add_generic_rpc_handlers=found.extend,
+            # Newer generated code says the same once more in this form.
+            add_registered_method_handlers=lambda *_: None,
+        ),
+    )
+    return tuple(found)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from smg_grpc_servicer.core.errors import Exhausted
+from smg_grpc_servicer.core.pace import LONGEST, Pace
 from smg_grpc_servicer.core.types import Delta, Finish
 
 MAX_PENDING = 1_000_000
@@ -24,9 +25,10 @@ MAX_PENDING_IN_ALL = 4_000_000
 class Pulse:
     """What all mailboxes of a server share; times are `monotonic` seconds."""
 
-    __slots__ = ("last_output", "on_overflow", "owed", "owed_since", "pending")
+    __slots__ = ("last_output", "on_overflow", "owed", "owed_since", "pace", "pending")
 
-    def __init__(self) -> None:
+    def __init__(self, longest_hold: float = LONGEST) -> None:
+        self.pace = Pace(longest_hold)
         self.last_output: float | None = None
         """When the engine last produced anything."""
         self.owed = 0
@@ -41,17 +43,21 @@ class Pulse:
 class Mailbox:
     """Coalescing, bounded, ended exactly once.
 
-    A streaming writer is woken by every delta; any other only by the end, so an answer that is
-    sent whole costs one wake-up however many tokens it has.
+    A streaming writer is woken by every delta that the pace lets through; any other only by the
+    end, so an answer that is sent whole costs one wake-up however many tokens it has.
     """
 
     __slots__ = (
         "_error",
+        "_fresh",
+        "_held",
         "_limit",
         "_open",
         "_owed",
         "_pending",
         "_pulse",
+        "_ready",
+        "_ready_at",
         "_size",
         "_stream",
         "_waiter",
@@ -68,6 +74,8 @@ class Mailbox:
         pulse: Pulse | None = None,
     ) -> None:
         self._open = set(range(choices))
+        self._fresh = set(self._open)
+        """Choices that nothing has come for; their first delta is not held."""
         self._stream = stream
         self._limit = limit
         self._pulse = pulse or Pulse()
@@ -76,6 +84,10 @@ class Mailbox:
         self._owed = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._ready = False
+        """The writer may take what waits."""
+        self._ready_at = 0.0
+        self._held = False
         self.engine_done = False
         """The engine itself ended the request, so there is nothing left to abort there."""
         self.dropped = 0
@@ -96,11 +108,15 @@ class Mailbox:
     def put(self, delta: Delta) -> None:
         """Hand over a delta; its lists now belong to the mailbox. Ignored after the end."""
         index = delta.index
-        self._pulse.last_output = monotonic()
+        self._pulse.last_output = now = monotonic()
         if self._error is not None or index not in self._open:
             self.dropped += 1
             return
+        urgent = index in self._fresh
+        if urgent:
+            self._fresh.discard(index)
         if delta.finish is not None:
+            urgent = True
             self._open.discard(index)
             if not self._open:
                 self.engine_done = True
@@ -111,6 +127,7 @@ class Mailbox:
         else:
             _merge(waiting, delta)
         self._grow(len(delta.token_ids) if delta.logprobs is None else _size(delta))
+        self._tell(now, urgent=urgent)
 
     def put_ids(self, index: int, token_ids: Sequence[int]) -> None:
         """`put` of a delta that has nothing but ids, which most are; they are copied."""
@@ -118,9 +135,11 @@ class Mailbox:
         if waiting is None or self._error is not None or index not in self._open:
             self.put(Delta(index, list(token_ids)))
             return
-        self._pulse.last_output = monotonic()
+        self._pulse.last_output = now = monotonic()
         waiting.token_ids += token_ids
         self._grow(len(token_ids))
+        if not self._ready:
+            self._tell(now, urgent=False)
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error; what was handed over before it still comes out first."""
@@ -175,12 +194,14 @@ class Mailbox:
         return True
 
     def take(self) -> Delta | None:
-        """What has piled up for one choice, or None when nothing waits."""
+        """What has piled up for one choice, or None when nothing waits or it is held."""
         pending = self._pending
-        if not pending or not (self._stream or self.ended):
+        if not self._ready or not pending:
             return None
         delta = pending.pop(next(iter(pending)))
         self._shrink(len(delta.token_ids) if delta.logprobs is None else _size(delta))
+        if not pending and self._open:
+            self._ready = False
         return delta
 
     async def wait(self) -> bool:
@@ -188,7 +209,7 @@ class Mailbox:
 
         :raises Exception: what `fail` or `cut` was given, once everything before it was taken.
         """
-        while not (self._pending and (self._stream or self.ended)):
+        while not (self._ready and self._pending):
             if self._error is not None:
                 raise self._error
             if not self._open:
@@ -217,7 +238,7 @@ class Mailbox:
         self._wake()
 
     def _grow(self, amount: int) -> None:
-        """Something more waits, here and in all: the writer hears of it, or it is too much."""
+        """Something more waits, here and in all; it may be too much."""
         pulse = self._pulse
         self._size += amount
         pulse.pending += amount
@@ -225,8 +246,6 @@ class Mailbox:
             self.overflow()
         elif pulse.pending > MAX_PENDING_IN_ALL:
             pulse.on_overflow()
-        if self._waiter is not None and (self._stream or self.ended):
-            self._wake()
 
     def _shrink(self, amount: int) -> None:
         self._size -= amount
@@ -244,7 +263,30 @@ class Mailbox:
             if not self._pulse.owed:
                 self._pulse.owed_since = None
 
+    def _tell(self, now: float, *, urgent: bool) -> None:
+        """The writer hears of what waits: at once, or when the pace allows the next message."""
+        if not (self._stream or self.ended):
+            return
+        pace = self._pulse.pace
+        early = 0.0 if urgent else self._ready_at + pace.window - now
+        if early <= 0.0:
+            self._let_go(now)
+        elif not self._held:
+            self._held = True
+            pace.hold(self._release, early)
+
+    def _release(self) -> None:
+        self._held = False
+        if self._pending and not self._ready:
+            self._let_go(monotonic())
+
+    def _let_go(self, now: float) -> None:
+        self._ready_at = now
+        self._pulse.pace.woke(now, self._pulse.owed)
+        self._wake()
+
     def _wake(self) -> None:
+        self._ready = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

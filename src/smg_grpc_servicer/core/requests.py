@@ -11,6 +11,7 @@ from time import monotonic
 
 from smg_grpc_servicer.core.errors import AlreadyExists, InvalidArgument
 from smg_grpc_servicer.core.mailbox import Mailbox, Pulse
+from smg_grpc_servicer.core.pace import LONGEST
 
 MAX_ID = 512
 """Characters of a request id; the gateway's have about 70."""
@@ -58,9 +59,10 @@ class Ticket:
 class RequestTable:
     """All requests in flight, by their caller's id."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_hold: float = LONGEST) -> None:
+        """`longest_hold`: seconds a token may wait for the next while the event loop lags."""
         self._tickets: dict[str, Ticket] = {}
-        self._pulse = Pulse()
+        self._pulse = Pulse(longest_hold)
         self._pulse.on_overflow = self._give_up_fullest
         self._streams = 0
         self._streaming_since: float | None = None

@@ -24,13 +24,21 @@ log = logging.getLogger(__name__)
 
 MODULE = "smg.servicer"
 
-MEMBERS = {
-    "active_requests": "the number of requests in flight (a drain waits for connections instead)",
-    "set_ready": "readiness apart from serving (everybody is let in while it warms up)",
-    "kv_relay_subscribed": "whether the KV relay is connected",
-    "metrics_address": "metrics",
+ABILITIES = {
+    "engine_startup_timeout_secs": "give up a start that shows no sign of life",
+    "engine_startup_ceiling_secs": "give up a start that takes too long in all",
+    "engine_silence_timeout_secs": "give up a busy engine that has fallen silent",
+    "engine_prefill_tokens_per_sec": "allow for long prompts in that",
+    "active_requests": "end a drain when the last request ends (else: when no client is connected)",
+    "set_ready": "hold readiness back for a warm-up alone (else: requests of others are let in)",
+    "kv_relay_subscribed": "tell when KV events are being read",
+    "metrics_bind_address": "serve metrics",
+    "kv_events_endpoint": "stream KV events",
+    "media_processor": "have media processed in this process",
+    "smg_media_processor": "process media by itself",
+    "encode_dispatcher": "leave media to encoders elsewhere",
 }
-"""What wheels may lack, in words."""
+"""What wheels may lack: a keyword of the constructor or a member of the server, in words."""
 
 
 class RunningServer:
@@ -142,11 +150,11 @@ class Binding:
 
     def describe(self) -> list[str]:
         """What the wheel can and cannot do, a line each."""
+        has = self.keywords | self.members
         lines = [f"{self.wheel}, {self.name}"]
-        lines += [f"  takes {name}" for name in sorted(self.keywords)]
-        for name, what in MEMBERS.items():
-            lines.append(f"  {'has' if name in self.members else 'has no'} {name}: {what}")
-        return lines
+        for name, what in ABILITIES.items():
+            lines.append(f"  {'can' if name in has else 'cannot'} {what} ({name})")
+        return [*lines, f"  takes {', '.join(sorted(self.keywords))}"]
 
 
 def load_binding(name: str) -> Binding:

@@ -2,13 +2,15 @@
 
 A port that is only looked up and freed again may be somebody else's a moment later. So it is bound
 here, with SO_REUSEADDR and without listening, and stays bound: the binding, which sets the same
-option, can listen on it, and the system gives it to nobody else.
+option, can listen on it, and the system gives it to nobody else. So it is on Linux; elsewhere two
+sockets cannot share a port in that way, and it is freed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 from collections.abc import Iterator
 
 from smg_grpc_servicer.core.errors import ConfigError
@@ -37,4 +39,7 @@ def address(plan: RustPlan, sockets: Sockets) -> Iterator[EngineAddress]:
             raise ConfigError(
                 f"{where}: got {port} ({error.strerror}); allowed: a free port of {HOST}, or 0"
             ) from None
-        yield EngineAddress(f"tcp://{HOST}:{held.getsockname()[1]}")
+        address = EngineAddress(f"tcp://{HOST}:{held.getsockname()[1]}")
+        if sys.platform != "linux":
+            held.close()
+        yield address

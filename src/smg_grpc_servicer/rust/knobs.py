@@ -49,6 +49,8 @@ class RustKnobs:
     warm_up: WarmUpBudget = WarmUpBudget()
     socket_dir: Path | None = None
     """None: `socket_dir.default()`."""
+    worker_threads: int | None = None
+    """Of the Rust server, which reads the variable itself."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """Field → the variable that set it, for those that somebody set."""
 
@@ -143,6 +145,13 @@ def _settings(engine: str) -> tuple[Setting[Any], ...]:
             None,
             "private folder of the sockets between server and engine",
             env="SMG_ZMQ_SOCKET_DIR",
+        ),
+        Setting(
+            "worker_threads",
+            parsers.POSITIVE_INT,
+            None,
+            "threads of the Rust server",
+            env="SMG_SERVICER_WORKER_THREADS",
         ),
     )
 

@@ -73,6 +73,8 @@ async def serve(plan: RustPlan, *, owns_process: bool = True) -> int:
                     server.address,
                     binding.wheel,
                 )
+                if server.metrics_address is not None:
+                    log.info("metrics on http://%s/metrics", server.metrics_address)
                 if not network.is_loopback(plan.host):
                     log.warning(
                         "other machines can reach %s; the Rust server has no TLS and no tokens",
@@ -165,6 +167,8 @@ class Supervision:
         warming = asyncio.create_task(self._serving())
         try:
             while not self._stop.asked():
+                if warming.done():
+                    warming.result()
                 if (failure := self._failure()) is not None:
                     return failure
                 if self._time_to_look(FAMILY_LOOK):
@@ -209,9 +213,11 @@ class Supervision:
         if failure is None and self._server.engine_ready:
             await self._drain()
         await self._stop_server()
-        if failure is None and (failure := self._died_unasked()) is not None:
+        died = self._died_unasked()
+        # A killed process loses its sockets, by which the server knows, before it is seen to end.
+        died = await self._end_engine() or died
+        if failure is None and (failure := died) is not None:
             log.error("while draining: %s", failure)
-        await self._end_engine()
         if self._watch is not None:
             self._watch.close()
         log.info("stopped")
@@ -257,24 +263,30 @@ class Supervision:
         except asyncio.TimeoutError:
             log.error("the server did not stop within %g s", 2 * STOP_SECONDS)
 
-    async def _end_engine(self) -> None:
+    async def _end_engine(self) -> str | None:
+        """SIGTERM, then SIGKILL; how it ended if somebody else killed it."""
+        killed: str | None = None
         await self._off_loop(self._family.look)
         if self._watch is not None:
             self._watch.signal(signal.SIGTERM)
             bound = self._plan.engine_exit_seconds
             if not await self._ended(bound, or_hurry=True):
-                log.warning("the engine did not end within %g s of SIGTERM; killing it", bound)
+                if not self._stop.hurry:
+                    log.warning("the engine did not end within %g s of SIGTERM; killing it", bound)
                 self._watch.signal(signal.SIGKILL)
                 await self._ended(KILLED_SECONDS)
+            elif -signal.SIGKILL in self._watch.codes():
+                killed = self._watch.ended()
         since = monotonic()
         while left := await self._off_loop(self._family.look):
             seconds = monotonic() - since
             if seconds > REST_SECONDS + KILLED_SECONDS:
                 log.error("%d processes of the engine are left", left)
-                return
+                break
             if seconds > REST_SECONDS or self._stop.hurry:
                 self._family.kill()
             await asyncio.sleep(DRAIN_LOOK)
+        return killed
 
     async def _ended(self, seconds: float, *, or_hurry: bool = False) -> bool:
         """Whether all processes of the engine's own end in that time."""

@@ -70,6 +70,7 @@ MAPPED: Mapping[str, str] = {
     "UnloadLoRAAdapterRequest.lora_name": "",
     "UnloadLoRAAdapterRequest.lora_id": "",
     "GetLoadsRequest.dp_rank": "",
+    "GetLoadsRequest.include": "",
 }
 """Request field to where it stands in the spec; "" where a call's whole answer depends on it."""
 
@@ -96,23 +97,12 @@ IGNORED: Mapping[str, str] = {
     "EmbedRequest.tokenized.original_text": "for reference; the ids are the prompt",
     "EmbedRequest.sampling_params": "there for compatibility; nothing is sampled",
     "AbortRequest.reason": "the sender's remark",
-    "GetLoadsRequest.include": "core figures always go out and there are no others",
 }
 """Request field to the reason why it changes nothing."""
 
 NOT_FILLED: Mapping[str, str] = {
     "GenerateResponse.chunk.hidden_states": "all of them stand in the complete",
     "GenerateResponse.complete.all_hidden_states.layer": "the last one's",
-    "GetModelInfoResponse.preferred_sampling_params": "not in ModelFacts",
-    "GetModelInfoResponse.id2label_json": "not in ModelFacts",
-    "GetModelInfoResponse.num_labels": "not in ModelFacts",
-    "GetLoadsResponse.loads.utilization": "not in Load",
-    "GetLoadsResponse.loads.memory": "not in Load",
-    "GetLoadsResponse.loads.speculative": "not in Load",
-    "GetLoadsResponse.loads.lora": "not in Load",
-    "GetLoadsResponse.loads.disaggregation": "not in Load",
-    "GetLoadsResponse.loads.queues": "not in Load",
-    "GetLoadsResponse.aggregate.avg_utilization": "not in Load",
     "LoadLoRAAdapterResponse": "made by the call itself (adapter_calls.py)",
     "UnloadLoRAAdapterResponse": "made by the call itself (adapter_calls.py)",
     "ListLoadedLoRAAdaptersResponse": "made by the call itself (adapter_calls.py)",

@@ -40,16 +40,21 @@ def output_rows(batch: Any, at: int, count: int, wanted: LogprobSpec) -> Logprob
             ids, found = _plain(ids[:count]), _plain(found[:count])
         rows.top_ids, rows.top_values = ids, found
     if wanted.token_ids:
-        rows.chosen = _chosen(batch, at, len(values), wanted.token_ids)
+        rows.chosen = _chosen(batch, at, len(values) if count else None, wanted.token_ids)
     return rows if count or rows.chosen else None
 
 
-def _chosen(batch: Any, at: int, count: int, token_ids: Sequence[int]) -> list[list[float]]:
-    """Rows of the ids the request asked for, checked against its ids."""
+def _chosen(batch: Any, at: int, count: int | None, token_ids: Sequence[int]) -> list[list[float]]:
+    """Rows of the ids the request asked for, checked against its ids.
+
+    :param count: how many there must be; None when no token came, and a scored prompt has one.
+    """
     column, names = batch.output_token_ids_logprobs_val, batch.output_token_ids_logprobs_idx
     if not column or not names or len(column) != len(batch.rids) or len(names) != len(batch.rids):
         raise Malformed("the engine sent no logprobs of the chosen token ids")
     rows, ids = column[at] or [], names[at] or []
+    if count is None:
+        count = min(len(rows), 1)
     if len(rows) != count or len(ids) != count:
         raise Malformed(
             f"the engine sent {len(rows)} rows of chosen logprobs ({len(ids)} of ids) "

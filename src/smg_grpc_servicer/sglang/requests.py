@@ -8,7 +8,7 @@ builder is made.
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from array import array
 from collections.abc import Mapping, Sequence
@@ -50,6 +50,7 @@ class RequestBuilder:
     def __init__(self, facts: ModelFacts, limits: Limits, tokenizer: Any) -> None:
         from sglang.srt.environ import envs
         from sglang.srt.managers import io_struct
+        from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         self._facts = facts
@@ -57,6 +58,7 @@ class RequestBuilder:
         self._tokenizer = tokenizer
         self._io = io_struct
         self._params = SamplingParams
+        self._processors = CustomLogitProcessor
         self._generate_fields = frozenset(io_struct.TokenizedGenerateReqInput.__struct_fields__)
         self._pickled = bool(envs.SGLANG_USE_PICKLE_IPC.get())
         # Without a vocabulary size nothing of it can be outside.
@@ -69,6 +71,11 @@ class RequestBuilder:
         limits = self._limits
         self._check_length(len(spec.prompt))
         wanted = spec.logprobs
+        if (wanted.output or 0) > self._vocab_size:
+            raise InvalidArgument(
+                "top_logprobs_num",
+                f"must be at most the vocabulary's {self._vocab_size}, got {wanted.output}",
+            )
         more: dict[str, Any] = {}
         if wanted.output is not None and wanted.prompt is not None:
             more["logprob_start_len"] = wanted.prompt_start
@@ -239,6 +246,14 @@ class RequestBuilder:
             raise InvalidArgument(
                 "input_embeds", "the server must be started with --disable-radix-cache to take them"
             )
+        if self._facts.dtype is not None and not self._facts.dtype.endswith("bfloat16"):
+            # SGLang makes bfloat16 of them whatever the model is, and its first layer raises.
+            raise InvalidArgument(
+                "input_embeds",
+                f"the model must be bfloat16 to take them, it is {self._facts.dtype}",
+            )
+        if not all(map(math.isfinite, flat)):
+            raise InvalidArgument("input_embeds", "must be finite numbers")
         if width is None or len(flat) % width:
             raise InvalidArgument(
                 "input_embeds",
@@ -270,13 +285,20 @@ class RequestBuilder:
                 "the server must be started with --enable-custom-logit-processor to take one",
             )
         try:
-            bytes.fromhex(json.loads(text)["callable"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+            # It runs code of the caller's, which the operator allowed; the scheduler would end
+            # over one that cannot be read.
+            processor = self._processors.from_str(text)
+        except Exception as error:
             raise InvalidArgument(
                 "custom_logit_processor",
-                "must be what CustomLogitProcessor.to_str() gives: a JSON object whose `callable` "
-                "is in hexadecimal digits",
+                "must be what CustomLogitProcessor.to_str() gives and readable here: "
+                f"{type(error).__name__}: {error}",
             ) from None
+        if not isinstance(processor, self._processors):
+            raise InvalidArgument(
+                "custom_logit_processor",
+                f"must be a CustomLogitProcessor, got {type(processor).__name__}",
+            )
         return text
 
     def _custom(self, params: Mapping[str, object]) -> dict[str, object]:

@@ -20,12 +20,13 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2, sglang_scheduler_pb2_
 from smg_grpc_servicer.core import tracing
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.health import StatusBoard
-from smg_grpc_servicer.core.late import LateServicer
+from smg_grpc_servicer.core.late import LateService
 from smg_grpc_servicer.core.metrics import Metrics, RecordedMetrics
 from smg_grpc_servicer.core.options import MAX_CHUNK_TOKENS, STALL
 from smg_grpc_servicer.core.process import flush, leave, print_config_error
 from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.tracing import Spans
+from smg_grpc_servicer.kv_events import auto
 from smg_grpc_servicer.kv_events.cursor import too_early
 from smg_grpc_servicer.sglang import releases
 from smg_grpc_servicer.sglang.options import Plan, as_written, plan
@@ -107,14 +108,14 @@ async def serve(
         name = config.served_model_name or config.model_path
         metrics = RecordedMetrics("sglang", name, state=lambda: board.condition)
     spans: Spans = tracing.configure("smg-grpc-servicer-sglang")
-    late = LateServicer(_SERVICE.methods_by_name, board, early={"SubscribeKvEvents": too_early})
-    server = GrpcServer(asked.server, board, metrics)
-    server.add(
-        lambda grpc_server: sglang_scheduler_pb2_grpc.add_SglangSchedulerServicer_to_server(
-            late, grpc_server
-        ),
-        SglangWire.service,
+    late = LateService(
+        sglang_scheduler_pb2_grpc.add_SglangSchedulerServicer_to_server,
+        _SERVICE.methods_by_name,
+        board,
+        early={"SubscribeKvEvents": too_early},
     )
+    server = GrpcServer(asked.server, board, metrics)
+    server.add(late.add_to, SglangWire.service)
 
     def servicer(manager: Any, parts: Any, ready: Mapping[str, Any]) -> Any:
         made = SGLangSchedulerServicer(
@@ -142,6 +143,7 @@ async def serve(
     except Exception:
         log.exception("the server ended with an error")
     finally:
+        auto.clean()
         await asyncio.to_thread(spans.close)
     return 1
 

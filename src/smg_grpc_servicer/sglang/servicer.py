@@ -21,7 +21,6 @@ from smg_grpc_servicer.core.servicer import CoreServicer
 from smg_grpc_servicer.core.status import refuse
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.core.wire import Message
-from smg_grpc_servicer.kv_events import auto
 from smg_grpc_servicer.sglang import boards, kv_events
 from smg_grpc_servicer.sglang.adapter_calls import AdapterCalls
 from smg_grpc_servicer.sglang.wire import SglangWire
@@ -149,7 +148,6 @@ class SGLangSchedulerServicer(SglangServicerBase):
         """Drop what is open; for those who take a servicer out of service."""
         if self.kv_events is not None:
             await self.kv_events.close()
-            auto.clean()
         await self.engine.close()
         if self._reader is not None:
             await asyncio.to_thread(self._reader.close)

@@ -14,7 +14,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
 from smg_grpc_servicer.core import facts as config
-from smg_grpc_servicer.core import loads as reports
 from smg_grpc_servicer.core.errors import InvalidArgument
 from smg_grpc_servicer.core.types import (
     Delta,
@@ -39,13 +38,12 @@ from smg_grpc_servicer.core.wire_parts import (
     logprob_spec,
     refuse,
     text_constraint,
-    with_needs,
 )
+from smg_grpc_servicer.sglang import wire_loads
 from smg_grpc_servicer.sglang.fields import REFUSED
 from smg_grpc_servicer.sglang.wire_parts import custom_params, fill_hidden_states, media
 
 WHO = "the SGLang servicer"
-SECTIONS = frozenset({"core", "memory", "spec", "lora", "disagg", "queues", "all"})
 CONSTRAINTS = {
     "regex": "regex",
     "json_schema": "json_schema",
@@ -74,43 +72,42 @@ class SglangWire(Wire):
         if not request.HasField("tokenized") and not request.input_embeds:
             raise InvalidArgument("tokenized", "is required")
         sent, params = request.disaggregated_params, request.sampling_params
-        return with_needs(
-            GenerateSpec(
-                request_id=request.request_id,
-                prompt=request.tokenized.input_ids,
-                sampling=sampling(request.sampling_params),
-                logprobs=logprob_spec(request, request.logprob_start_len),
-                stream=request.stream,
-                rank=request.data_parallel_rank if request.HasField("data_parallel_rank") else None,
-                lora_id=request.lora_id or None,
-                kv_transfer=bootstrap(
-                    "disaggregated_params",
-                    sent.bootstrap_host,
-                    sent.bootstrap_port,
-                    sent.bootstrap_room,
-                )
-                if request.HasField("disaggregated_params")
-                else None,
-                count_reasoning=request.require_reasoning,
-                stream_interval=stream_interval(params),
-                input_embeds=request.input_embeds,
-                custom_params=custom_params(params.custom_params) or None,
-                logit_processor=request.custom_logit_processor or None,
-                hidden_states=request.return_hidden_states,
-                media=media(WHO, request.mm_inputs) if request.HasField("mm_inputs") else None,
+        return GenerateSpec(
+            request_id=request.request_id,
+            prompt=request.tokenized.input_ids,
+            sampling=sampling(request.sampling_params),
+            logprobs=logprob_spec(request, request.logprob_start_len),
+            stream=request.stream,
+            rank=request.data_parallel_rank if request.HasField("data_parallel_rank") else None,
+            lora_id=request.lora_id or None,
+            kv_transfer=bootstrap(
+                "disaggregated_params",
+                sent.bootstrap_host,
+                sent.bootstrap_port,
+                sent.bootstrap_room,
             )
+            if request.HasField("disaggregated_params")
+            else None,
+            count_reasoning=request.require_reasoning,
+            stream_interval=stream_interval(params),
+            input_embeds=request.input_embeds,
+            custom_params=custom_params(params.custom_params) or None,
+            logit_processor=request.custom_logit_processor or None,
+            hidden_states=request.return_hidden_states,
+            media=media(WHO, request.mm_inputs) if request.HasField("mm_inputs") else None,
         )
 
     def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
-        response = choice.message(pb.GenerateResponse, delta)
-        response.request_id = spec.request_id
+        response, new = choice.message(pb.GenerateResponse, delta)
         chunk = response.chunk
         chunk.token_ids[:] = delta.token_ids
-        chunk.prompt_tokens = choice.prompt_tokens
         chunk.completion_tokens = len(choice.token_ids)
-        chunk.cached_tokens = choice.cached_tokens
-        chunk.index = choice.index
-        chunk.reasoning_tokens = choice.reasoning_tokens
+        if new:
+            response.request_id = spec.request_id
+            chunk.prompt_tokens = choice.prompt_tokens
+            chunk.cached_tokens = choice.cached_tokens
+            chunk.index = choice.index
+            chunk.reasoning_tokens = choice.reasoning_tokens
         if delta.logprobs is not None:
             fill_rows(chunk.output_logprobs, spec, delta.token_ids, delta.logprobs)
         if delta.prompt_logprobs is not None:
@@ -119,19 +116,21 @@ class SglangWire(Wire):
 
     def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> pb.GenerateResponse:
         matched = finish.matched
-        complete = pb.GenerateComplete(
-            output_ids=choice.token_ids,
-            finish_reason=finish.reason,
-            prompt_tokens=choice.prompt_tokens,
-            completion_tokens=len(choice.token_ids),
-            cached_tokens=choice.cached_tokens,
-            reasoning_tokens=choice.reasoning_tokens,
-            index=choice.index,
-            matched_token_id=matched if isinstance(matched, int) else None,
-            matched_stop_str=matched if isinstance(matched, str) else None,
-            spec_accepted_tokens=count(finish.spec_accepted_tokens),
-            spec_draft_tokens=count(finish.spec_draft_tokens),
-        )
+        response = pb.GenerateResponse(request_id=spec.request_id)
+        complete = response.complete
+        complete.output_ids.extend(choice.token_ids)
+        complete.finish_reason = finish.reason
+        complete.prompt_tokens = choice.prompt_tokens
+        complete.completion_tokens = len(choice.token_ids)
+        complete.cached_tokens = choice.cached_tokens
+        complete.reasoning_tokens = choice.reasoning_tokens
+        complete.index = choice.index
+        if isinstance(matched, int):
+            complete.matched_token_id = matched
+        elif isinstance(matched, str):
+            complete.matched_stop_str = matched
+        complete.spec_accepted_tokens = count(finish.spec_accepted_tokens)
+        complete.spec_draft_tokens = count(finish.spec_draft_tokens)
         if choice.logprobs is not None:
             fill_rows(complete.output_logprobs, spec, choice.token_ids, choice.logprobs)
         elif choice.chosen:
@@ -142,7 +141,7 @@ class SglangWire(Wire):
         if finish.hidden_states is not None:
             length = choice.prompt_tokens + len(choice.token_ids)
             fill_hidden_states(complete, finish.hidden_states, length)
-        return pb.GenerateResponse(request_id=spec.request_id, complete=complete)
+        return response
 
     def embed_spec(self, request: pb.EmbedRequest) -> EmbedSpec:
         refuse(request, REFUSED, WHO)
@@ -193,6 +192,9 @@ class SglangWire(Wire):
             max_req_input_len=facts.max_prompt_tokens or facts.max_context_length or 0,
             architectures=facts.architectures,
             default_sampling_params_json=config.default_sampling_json(facts.default_sampling),
+            preferred_sampling_params=config.json_text(facts.preferred_sampling),
+            id2label_json=config.json_text(facts.labels),
+            num_labels=len(facts.labels),
         )
 
     def server_info(self, facts: ServerFacts, live: LiveFacts) -> pb.GetServerInfoResponse:
@@ -215,22 +217,7 @@ class SglangWire(Wire):
     def loads_response(
         self, request: pb.GetLoadsRequest, loads: Sequence[Load], version: str
     ) -> pb.GetLoadsResponse:
-        """Core figures; the other sections are absent, which reads as unknown.
-
-        :raises InvalidArgument: a section that does not exist, as SGLang itself answers.
-        """
-        for section in request.include:
-            if section not in SECTIONS:
-                allowed = ", ".join(sorted(SECTIONS))
-                raise InvalidArgument("include", f"must be of {allowed}, got {section!r}")
-        chosen = reports.selected(request, loads)
-        return pb.GetLoadsResponse(
-            timestamp=reports.now(),
-            version=version,
-            dp_rank_count=len(chosen),
-            loads=[pb.SchedulerLoad(**reports.known(load)) for load in chosen],
-            aggregate=pb.AggregateMetrics(**reports.aggregate(chosen)) if chosen else None,
-        )
+        return wire_loads.loads_response(request, loads, version)
 
 
 def sampling(sent: pb.SamplingParams) -> Sampling:

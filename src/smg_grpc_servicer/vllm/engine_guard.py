@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from smg_grpc_servicer.vllm import log_lines
+
 log = logging.getLogger(__name__)
 
 _stock: list[Callable[..., None]] = []
@@ -55,6 +57,7 @@ def run_engine_core(refused: frozenset[str], *args: Any, **kwargs: Any) -> None:
     """In the engine's process: vLLM's own, after `install`."""
     from vllm.v1.engine.core import EngineCoreProc
 
+    log_lines.configure("info", None)
     install(refused)
     # A forked process has the list; a spawned one has the stock function in its place.
     run: Callable[..., None] = _stock[0] if _stock else EngineCoreProc.run_engine_core

@@ -20,6 +20,7 @@ from typing import Any
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.rust import child
 from smg_grpc_servicer.rust.plan import EngineAddress, EngineHandle
+from smg_grpc_servicer.vllm import engine_guard, log_lines
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,13 @@ _ELSEWHERE = {
 def require_local(args: argparse.Namespace) -> None:
     """:raises ConfigError: some of the engine's ranks would not be on this host, or not ours."""
     given = vars(args)
-    flags = [flag for name, flag in _ELSEWHERE.items() if given.get(name) not in (None, False)]
+    # Rank 0 is a choice too.
+    unset = (None, False)
+    flags = [
+        flag
+        for name, flag in _ELSEWHERE.items()
+        if not any(given.get(name) is nothing for nothing in unset)
+    ]
     ranks, local = ranks_of(args), given.get("data_parallel_size_local")
     if local not in (None, ranks):
         flags.append("--data-parallel-size-local")
@@ -88,8 +95,7 @@ def run(args: argparse.Namespace, address: EngineAddress, refused: frozenset[str
     """In the child: until the engine ends or SIGTERM comes; the exit code."""
     from vllm.entrypoints.cli import serve
 
-    from smg_grpc_servicer.vllm import engine_guard
-
+    log_lines.configure("info", None)
     _fill(args)
     if address.is_ipc:
         _dial(vars(serve), address.url)

@@ -24,7 +24,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 from smg_grpc_servicer.core import tracing
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.health import StatusBoard
-from smg_grpc_servicer.core.late import LateServicer
+from smg_grpc_servicer.core.late import LateService
 from smg_grpc_servicer.core.metrics import Metrics, RecordedMetrics
 from smg_grpc_servicer.core.options import MAX_CHUNK_TOKENS, STALL
 from smg_grpc_servicer.core.process import print_config_error
@@ -98,14 +98,14 @@ async def serve(args: argparse.Namespace, asked: Plan, launcher: Launcher) -> in
     if asked.server.metrics_port is not None:
         metrics = RecordedMetrics("vllm", model_name(args), state=lambda: board.condition)
     spans = tracing.configure("smg-grpc-servicer-vllm")
-    late = LateServicer(_SERVICE.methods_by_name, board, early={"SubscribeKvEvents": too_early})
-    server = GrpcServer(asked.server, board, metrics)
-    server.add(
-        lambda grpc_server: vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(
-            late, grpc_server
-        ),
-        VllmWire.service,
+    late = LateService(
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server,
+        _SERVICE.methods_by_name,
+        board,
+        early={"SubscribeKvEvents": too_early},
     )
+    server = GrpcServer(asked.server, board, metrics)
+    server.add(late.add_to, VllmWire.service)
 
     def servicer(async_llm: Any) -> Any:
         made = _servicer(async_llm, started_at, asked, board, metrics, spans)

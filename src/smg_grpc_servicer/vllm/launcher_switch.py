@@ -152,7 +152,7 @@ def _over(stock: FunctionType) -> Serve:
 
 def _state_of(module: ModuleType) -> State:
     if _NAME not in vars(module):
-        if isinstance(module, _Launcher) or _is_importing(module):
+        if _is_importing(module):
             return State.PENDING
         from smg_grpc_servicer.vllm.upstream import asks_itself
 

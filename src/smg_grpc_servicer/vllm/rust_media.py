@@ -1,11 +1,11 @@
 """Media on the Rust path by Python's processors: the object the Rust server hands requests to.
 
-The server calls `submit` on a thread of its own with what a request refers to, and is answered once,
-by `done(kind, result)`: `ok` with the prompt as the engine has it and the encoded features, or
-`invalid`, `unavailable`, `internal` with words. The work is done on the event loop by a `Processor`
-(`inprocess`, `redis`). Frames go out as views of the processor's own memory, never as copies: the
-server reads them until it has sent them. At most `max_inflight` requests are worked on and as many
-wait; more are refused at once.
+The server calls `submit` on a thread of its own with what a request refers to, and is answered
+once, by `done(kind, result)`: `ok` with the prompt as the engine has it and the encoded features,
+or `invalid`, `unavailable`, `internal` with words. The work is done on the event loop by a
+`Processor` (`inprocess`, `redis`). Frames go out as views of the processor's own memory, never as
+copies: the server reads them until it has sent them. At most `max_inflight` requests are worked on
+and as many wait; more are refused at once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -96,12 +95,12 @@ class MediaBridge:
         self._processor = processor
         self._loop = asyncio.get_running_loop()
         self._slots = asyncio.Semaphore(max_inflight)
-        self._lock = threading.Lock()
-        self._jobs: set[Future[None]] = set()
-        self._probes: set[Future[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._schemes: tuple[str, ...] = ()
-        self._refused = 0
         self._closed = False
+        self._lock = threading.Lock()
+        self._jobs = 0
+        self._refused = 0
 
     @property
     def schemes(self) -> str:
@@ -110,8 +109,7 @@ class MediaBridge:
 
     def probe(self, done: Done) -> None:
         """Look whether it serves, and with which schemes: `done(serving, schemes)`."""
-        once = _Once(done, (False, ""))
-        self._begin(self._look(once), once, self._probes)
+        self._begin(self._look, _Once(done, (False, "")))
 
     def submit(
         self,
@@ -120,65 +118,62 @@ class MediaBridge:
         prompt_text: str | None,
         items: Sequence[tuple[str, str]],
         arrival_time: float,
-        want_identity: bool,  # noqa: FBT001 - the binding's own order
+        want_identity: bool,
         done: Done,
     ) -> None:
         """Process a request's media and answer `done`; from any thread, returns at once."""
-        once = _Once(done, _failure(STOPPING))
         with self._lock:
-            full = len(self._jobs) >= 2 * self.max_inflight
+            full = self._jobs >= 2 * self.max_inflight
+            self._jobs += not full
             self._refused += full
         if full:
-            once(
-                *_failure(
-                    Exhausted(f"{self.max_inflight} requests are having their media processed")
-                )
-            )
+            busy = Exhausted(f"{self.max_inflight} requests are having their media processed")
+            _Once(done, _failure(busy)).give_up()
             return
         job = MediaJob(
             request_id, prompt_token_ids, prompt_text, items, arrival_time, want_identity
         )
-        self._begin(self._work(job, once), once, self._jobs)
+        once = _Once(done, _failure(STOPPING), after=self._ended)
+        self._begin(lambda once: self._work(job, once), once)
 
     async def close(self) -> None:
         """Cancel what runs and answer everybody; whatever comes later is answered at once."""
-        with self._lock:
-            self._closed = True
-            running = [*self._jobs, *self._probes]
-        for each in running:
-            each.cancel()
-        await asyncio.gather(*map(asyncio.wrap_future, running), return_exceptions=True)
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def statistics(self) -> dict[str, int]:
         with self._lock:
             return {
-                "media_jobs": len(self._jobs),
-                "media_probes": len(self._probes),
+                "media_jobs": self._jobs,
+                "media_tasks": len(self._tasks),
                 "media_refused": self._refused,
             }
 
-    def _begin(self, work: Any, once: _Once, among: set[Future[None]]) -> None:
-        with self._lock:
-            try:
-                if self._closed:
-                    raise RuntimeError("closed")  # noqa: TRY301 - as a closed loop raises
-                future = asyncio.run_coroutine_threadsafe(work, self._loop)
-            except RuntimeError:
-                work.close()
-                future = None
-            else:
-                among.add(future)
-        if future is None:
+    def _begin(self, work: Callable[[_Once], Coroutine[Any, Any, None]], once: _Once) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._start, work, once)
+        except RuntimeError:  # the loop is closed
+            once.give_up()
+
+    def _start(self, work: Callable[[_Once], Coroutine[Any, Any, None]], once: _Once) -> None:
+        if self._closed:
             once.give_up()
             return
+        task = self._loop.create_task(work(once))
+        self._tasks.add(task)
 
-        def ended(future: Future[None]) -> None:
-            with self._lock:
-                among.discard(future)
-            # Cancelled before its first step, or by a loop that ends.
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            # It was cancelled, perhaps before its first step.
             once.give_up()
 
-        future.add_done_callback(ended)
+        task.add_done_callback(ended)
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._jobs -= 1
 
     async def _look(self, once: _Once) -> None:
         try:
@@ -203,9 +198,16 @@ class MediaBridge:
 class _Once:
     """Calls `done` the first time and never again; `otherwise` is for who never came to call it."""
 
-    def __init__(self, done: Done, otherwise: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        done: Done,
+        otherwise: tuple[Any, ...],
+        *,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
         self._done: Done | None = done
         self._otherwise = otherwise
+        self._after = after
         self._lock = threading.Lock()
 
     def __call__(self, *answer: Any) -> None:
@@ -217,6 +219,8 @@ class _Once:
             done(*answer)
         except Exception:
             log.exception("the server did not take an answer about media")
+        finally:
+            self._after()
 
     def give_up(self) -> None:
         self(*self._otherwise)

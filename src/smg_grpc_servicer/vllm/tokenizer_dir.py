@@ -46,10 +46,10 @@ def _download(name: str, revision: str | None) -> Path:
     """
     if Path(name).exists():
         raise FailedPrecondition(f"tokenizer: {name!r} has no tokenizer files")
-    from huggingface_hub import snapshot_download
-
-    fetch: Callable[..., str] = snapshot_download
     try:
+        from huggingface_hub import snapshot_download
+
+        fetch: Callable[..., str] = snapshot_download
         found = fetch(name, revision=revision, allow_patterns=[*TOKENIZER_FILES, *COMPANION_FILES])
     except Exception as error:  # its errors come from three libraries
         raise FailedPrecondition(f"tokenizer: {name!r} cannot be downloaded: {error}") from error

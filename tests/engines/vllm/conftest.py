@@ -1,4 +1,4 @@
-"""A stubbed `vllm` of each release, around that release's own launcher files."""
+"""A stubbed `vllm` of each release, around that release's own launcher files; a tiny real model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.child import ROOT, Child
+from tests.support.real_vllm import run_module
 from tests.support.vllm_wheels import tree
 
 Start = Callable[..., AbstractContextManager[Child]]
@@ -47,15 +49,18 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def start(trees: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Runs a launcher: `start(release, form, *arguments)`."""
+    """Runs a launcher: `start(release, form, *arguments)`; `first` is imported from before all."""
     for name in [name for name in os.environ if name.startswith(("SMG_", "VLLM_", "STUB_"))]:
         monkeypatch.delenv(name)
 
     @contextmanager
-    def starting(release: str, form: str, *arguments: str) -> Iterator[Child]:
-        monkeypatch.setenv("PYTHONPATH", str(trees(release)))
-        module, *first = FORMS[form]
-        child = Child(*first, "--host", "127.0.0.1", *arguments, module=module)
+    def starting(
+        release: str, form: str, *arguments: str, first: Path | None = None
+    ) -> Iterator[Child]:
+        paths = filter(None, (first, trees(release)))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+        module, *words = FORMS[form]
+        child = Child(*words, "--host", "127.0.0.1", *arguments, module=module)
         try:
             yield child
         finally:
@@ -66,3 +71,25 @@ def start(trees: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Star
                 child.process.stdout.close()
 
     return starting
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the processes of a run keep their caches."""
+    return tmp_path_factory.mktemp("vllm")
+
+
+@pytest.fixture(scope="session")
+async def model(one_loop: None, home: Path) -> Path:
+    """A tiny Qwen3 of noise."""
+    path = home / "qwen3"
+    await run_module(home, "tests.support.tiny_vllm", str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def words(model: Path) -> Any:
+    """The model's tokenizer, by the tokenizers library alone."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(model / "tokenizer.json"))

@@ -136,7 +136,6 @@ async def test_the_variable_of_the_api_key_holds_in_every_form(
         (["--ssl-ca-certs", __file__], "error: --ssl-cert-reqs: got 0 with --ssl-ca-certs"),
         (["--uds", "/tmp/x"], "error: --uds: not supported with --grpc"),
         (["--drain-seconds", "soon"], "error: --drain-seconds: got 'soon'"),
-        (["--servicer-impl", "rust"], "error: --servicer-impl: got 'rust'"),
     ],
 )
 def test_a_setting_that_cannot_work_is_one_line_and_exit_code_2(

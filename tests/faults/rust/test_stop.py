@@ -34,7 +34,7 @@ async def test_a_request_may_finish(binding: Wheel, folder: Path) -> None:
         assert len(history.complete().output_ids) == 50
         del call  # it holds the connection, all that an older wheel goes by
         await server.client.channel.close()
-        assert await server.exit_code(3) == 0
+        assert await server.exit_code(10) == 0
 
 
 async def test_a_drain_has_a_bound(binding: Wheel, folder: Path) -> None:
@@ -45,8 +45,8 @@ async def test_a_drain_has_a_bound(binding: Wheel, folder: Path) -> None:
         start = monotonic()
         await history.record(call)
         assert history.code is grpc.StatusCode.UNAVAILABLE
-        assert await server.exit_code(5) == 0
-        assert 1 <= monotonic() - start < 4
+        assert await server.exit_code(10) == 0
+        assert 1 <= monotonic() - start < 10
         assert "requests in flight are cut: 1" in server.child.output
 
 
@@ -66,8 +66,8 @@ async def test_a_second_signal_does_not_wait(binding: Wheel, folder: Path) -> No
         start = monotonic()
         await history.record(call)
         assert history.code is grpc.StatusCode.UNAVAILABLE
-        assert await server.exit_code(5) == 0
-        assert monotonic() - start < 4
+        assert await server.exit_code(10) == 0
+        assert monotonic() - start < 10
         assert not exists(engine)
         assert server.files == []
 
@@ -80,7 +80,7 @@ async def test_an_engine_deaf_to_sigterm_is_killed(binding: Wheel, folder: Path)
         assert engine is not None
         await server.client.channel.close()
         server.child.signal(SIGTERM)
-        assert await server.exit_code(5) == 0
+        assert await server.exit_code(10) == 0
         assert "the engine did not end within 1 s of SIGTERM; killing it" in server.child.output
         assert not exists(engine)
 
@@ -96,14 +96,14 @@ async def test_an_engine_that_dies_in_the_drain_is_told(binding: Wheel, folder: 
         os.kill(engine, SIGKILL)
         await history.record(call)
         assert history.code is grpc.StatusCode.UNAVAILABLE
-        assert await server.exit_code(3) == 1
+        assert await server.exit_code(10) == 1
 
 
 async def test_a_start_can_be_stopped(binding: Wheel, folder: Path) -> None:
     async with served(binding, folder, core=("--hang-at", "hello")) as server:
         await server.saying("at hello")
         server.child.signal(SIGTERM)
-        assert await server.exit_code(3) == 0
+        assert await server.exit_code(10) == 0
         assert server.files == []
 
 
@@ -127,13 +127,15 @@ async def one_moment(binding: Wheel, folder: Path, seconds: float) -> None:
         await asyncio.sleep(seconds)
         child.signal(SIGTERM)
         start = monotonic()
-        code = await asyncio.to_thread(child.exit_code, 5)
-        await traffic
+        code = await asyncio.to_thread(child.exit_code, 10)
         took = monotonic() - start
+        await traffic
         # Before our handler is there, the system's ends the process; nothing was begun then.
         begun = "listening on" in child.output
         assert code == 0 if begun else code in (0, -SIGTERM), (seconds, child.output)
-        assert took < 3, (seconds, took, child.output)
+        # What takes a moment on a machine at rest; no bound of a step was reached.
+        assert took < 5, (seconds, took, child.output)
+        assert " within " not in child.output, (seconds, child.output)
         assert engine_of(child.process.pid) is None, (seconds, child.output)
         assert files(folder) == [], seconds
 

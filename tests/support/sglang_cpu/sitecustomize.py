@@ -7,11 +7,12 @@ called for work. Nothing of them runs, because SGLang has a plain torch path for
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 STAND_INS = ("sgl_kernel", "triton", "torchvision")
@@ -36,6 +37,10 @@ class Missing(type):
     def __getitem__(cls, grid: Any) -> Missing:
         """A Triton kernel is launched as `kernel[grid](...)`."""
         return missing(f"sgl_kernel.{cls.__name__}")
+
+    def __iter__(cls) -> Iterator[Any]:
+        """Nothing is in it; by items it would never end."""
+        return iter(())
 
 
 def missing(name: str) -> Missing:
@@ -68,6 +73,39 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         version = VERSIONS.get(module.__name__)
         if version is not None:
             module.__version__ = version  # type: ignore[attr-defined]
+        if module.__name__ == "sgl_kernel":
+            without_accelerator()
+
+
+def without_accelerator() -> None:
+    """What SGLang asks of torch although there is no accelerator: pinned memory, registered memory.
+
+    LoRA and disaggregation do.
+    """
+    import torch
+
+    def unpinned(make: Any) -> Any:
+        @functools.wraps(make)
+        def made(*args: Any, **options: Any) -> Any:
+            options.pop("pin_memory", None)
+            return make(*args, **options)
+
+        return made
+
+    for name in ("empty", "empty_like", "full", "ones", "tensor", "arange", "zeros", "zeros_like"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *args, **options: self
+
+    class Runtime:
+        cudaError = types.SimpleNamespace(success=0)
+
+        def cudaHostRegister(self, *args: Any) -> int:
+            return 0
+
+        def cudaHostUnregister(self, *args: Any) -> int:
+            return 0
+
+    torch.cuda.cudart = Runtime
 
 
 sys.meta_path.insert(0, Finder())

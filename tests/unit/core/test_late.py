@@ -9,7 +9,7 @@ import pytest
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from smg_grpc_servicer.core.health import StatusBoard
-from smg_grpc_servicer.core.late import LateServicer
+from smg_grpc_servicer.core.late import LateService
 from smg_grpc_servicer.core.options import ServerOptions
 from smg_grpc_servicer.core.server import GrpcServer
 from smg_grpc_servicer.kv_events.cursor import too_early
@@ -18,6 +18,7 @@ from smg_grpc_servicer.testing.dialects import DIALECTS
 from smg_grpc_servicer.testing.servicers import servicer_for
 
 SERVICE = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
+ADD = vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server
 
 
 @pytest.fixture
@@ -26,14 +27,14 @@ def board() -> StatusBoard:
 
 
 @pytest.fixture
-def late(board: StatusBoard) -> LateServicer:
-    return LateServicer(SERVICE.methods_by_name, board)
+def late(board: StatusBoard) -> LateService:
+    return LateService(ADD, SERVICE.methods_by_name, board)
 
 
 @pytest.fixture
-async def channel(board: StatusBoard, late: LateServicer) -> AsyncIterator[grpc.aio.Channel]:
+async def channel(board: StatusBoard, late: LateService) -> AsyncIterator[grpc.aio.Channel]:
     server = GrpcServer(ServerOptions(), board)
-    server.add(lambda s: vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(late, s))
+    server.add(late.add_to)
     address = await server.bind()
     try:
         async with grpc.aio.insecure_channel(str(address)) as channel:
@@ -69,7 +70,7 @@ async def test_before_it_is_there_every_rpc_ends_unavailable_with_the_reason(
 
 
 async def test_once_it_is_there_it_answers_streams_and_single_calls(
-    channel: grpc.aio.Channel, board: StatusBoard, late: LateServicer
+    channel: grpc.aio.Channel, board: StatusBoard, late: LateService
 ) -> None:
     engine = FakeEngine()
     late.fill(servicer_for(DIALECTS["vllm"], engine, board))
@@ -85,19 +86,20 @@ async def test_once_it_is_there_it_answers_streams_and_single_calls(
         await engine.close()
 
 
-def test_it_is_filled_once_and_only_with_all_the_rpcs(late: LateServicer) -> None:
+def test_it_is_filled_once_and_only_with_all_the_rpcs(late: LateService) -> None:
     with pytest.raises(AttributeError):
         late.fill(object())
-    late.fill(LateServicer(SERVICE.methods_by_name, StatusBoard()))
+    servicer = servicer_for(DIALECTS["vllm"], FakeEngine(), StatusBoard())
+    late.fill(servicer)
     with pytest.raises(RuntimeError, match="already"):
-        late.fill(LateServicer(SERVICE.methods_by_name, StatusBoard()))
+        late.fill(servicer)
 
 
 async def test_a_request_that_no_wait_would_cure_is_told_so(board: StatusBoard) -> None:
     """A KV-event cursor from before belongs to an engine that is gone."""
-    late = LateServicer(SERVICE.methods_by_name, board, early={"SubscribeKvEvents": too_early})
+    late = LateService(ADD, SERVICE.methods_by_name, board, early={"SubscribeKvEvents": too_early})
     server = GrpcServer(ServerOptions(), board)
-    server.add(lambda s: vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(late, s))
+    server.add(late.add_to)
     address = await server.bind()
     try:
         async with grpc.aio.insecure_channel(str(address)) as channel:

@@ -128,9 +128,12 @@ def test_what_a_newer_wheel_has() -> None:
 def test_description() -> None:
     lines = made(Older).describe()
     assert lines[0] == "smg in /nowhere, Server"
-    assert "  takes vocab_size" in lines
-    assert "  has no active_requests: " in "\n".join(lines)
-    assert "  has active_requests: " in "\n".join(made(Newer).describe())
+    assert lines[-1] == "  takes bind_address, error, vocab_size"
+    told = "have media processed in this process (media_processor)"
+    assert f"  cannot {told}" in lines
+    told = "tell when KV events are being read (kv_relay_subscribed)"
+    assert f"  cannot {told}" in lines
+    assert f"  can {told}" in made(Newer).describe()
 
 
 def test_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:

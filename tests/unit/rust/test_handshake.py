@@ -27,6 +27,7 @@ PLAN = RustPlan(
 )
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="it is kept on Linux only")
 def test_a_kept_port_is_nobody_elses_and_the_bindings() -> None:
     """A looked-up free port can be anybody's before the binding listens on it."""
     with handshake.address(PLAN, SOCKETS) as address:

@@ -22,6 +22,7 @@ def test_defaults_are_the_published_ones() -> None:
         kv_events=True,
         warm_up=WarmUpBudget("full", None),
         socket_dir=None,
+        worker_threads=None,
         asked={},
     )
 
@@ -95,3 +96,9 @@ def test_all_faults_at_once() -> None:
             "vllm", {"SMG_VLLM_SERVICER_DRAIN_SECS": "x", "SMG_VLLM_SERVICER_WARMUP": "x"}
         )
     assert len(str(told.value).splitlines()) == 2
+
+
+def test_what_rust_reads_itself_is_checked_too() -> None:
+    """A servicer that takes one thread for a typing error is found out in production."""
+    with pytest.raises(ConfigError, match=r"^SMG_SERVICER_WORKER_THREADS: got 'four'"):
+        knobs.resolve("vllm", {"SMG_SERVICER_WORKER_THREADS": "four"})

@@ -311,6 +311,19 @@ async def test_an_engine_stopped_with_us_is_no_failure(plan: RustPlan, launch: L
     assert await serving == 0
 
 
+async def test_an_engine_killed_in_the_drain_is_a_failure(plan: RustPlan, launch: Launch) -> None:
+    """Also when the server knows first: it has no requests left, and the process is not seen to
+    have ended until later.
+    """
+    serving = start(plan)
+    server = await connected(launch)
+    server.stopping = lambda: os.kill(launch.processes[0].pid, signal.SIGSTOP)
+    terminate()
+    await until(lambda: ("stop", 5.0) in server.calls)
+    launch.processes[0].kill()
+    assert await serving == 1
+
+
 async def test_a_required_keyword(plan: RustPlan, launch: Launch) -> None:
     needed: dict[str, Keyword] = {"media": Keyword(1, required=True, names="media")}
     with pytest.raises(ConfigError, match="no media; install"):

@@ -141,7 +141,17 @@ def test_our_own_tls_flags_serve_the_launchers_own_parser(pem: str) -> None:
         ({"ssl_certfile": "PEM", "ssl_cert_reqs": 2}, "--ssl-ca-certs: not given, but"),
         ({"ssl_ciphers": "HIGH"}, "--ssl-ciphers: has no effect with --grpc"),
         ({"uds": "/tmp/x"}, "--uds: not supported with --grpc"),
-        ({"smg_servicer_impl": "rust"}, "--servicer-impl: got 'rust'"),
+        ({"smg_servicer_impl": "go"}, "--servicer-impl: got 'go'"),
+        ({"smg_mm_max_items": "0"}, "--mm-max-items: got '0'"),
+        (
+            {"smg_mm_processor": "smg"},
+            "--mm-processor: got 'smg', which needs --servicer-impl rust",
+        ),
+        ({"smg_mm_processor": "redis"}, "--mm-processor: got 'redis', which is not served yet"),
+        (
+            {"smg_mm_processor": "inprocess", "smg_servicer_impl": "rust"},
+            "--mm-processor: got 'inprocess', which is not served yet",
+        ),
         ({"port": 70000}, "--port: got '70000'"),
         ({"smg_metrics_port": "8000"}, "--metrics-port: got 8000, which is --port"),
     ],
@@ -157,5 +167,28 @@ def test_what_cannot_hold_is_refused_by_the_flag_as_written(
 
 
 def test_the_variable_of_the_servicers_kind_is_minded() -> None:
-    with pytest.raises(ConfigError, match="SMG_VLLM_SERVICER_IMPL: got 'rust'"):
-        planned({"SMG_VLLM_SERVICER_IMPL": "rust"})
+    assert planned({"SMG_VLLM_SERVICER_IMPL": "Rust"}).impl == "rust"
+    assert planned({"SMG_VLLM_SERVICER_IMPL": "rust"}, smg_servicer_impl="python").impl == "python"
+    with pytest.raises(ConfigError, match="SMG_VLLM_SERVICER_IMPL: got 'go'"):
+        planned({"SMG_VLLM_SERVICER_IMPL": "go"})
+
+
+def test_media_settings_are_checked_whatever_the_processor() -> None:
+    """A stale variable that cannot be read fails loudly, not on the day it is needed."""
+    with pytest.raises(ConfigError, match="SMG_VLLM_MM_SIDECAR_TIMEOUT_MS: got 'soon'"):
+        planned({"SMG_VLLM_MM_SIDECAR_TIMEOUT_MS": "soon"})
+
+
+def test_media_settings_and_where_the_processor_comes_from() -> None:
+    environ = {"SMG_VLLM_MM_PROCESSOR": "SMG", "SMG_VLLM_MM_MAX_ITEM_BYTES": "1024"}
+    media = planned(environ, smg_servicer_impl="rust", smg_mm_max_inflight="3").media
+    assert (media.processor, media.source, media.max_inflight) == ("smg", "env", 3)
+    assert (media.max_items, media.max_item_bytes) == (None, 1024)
+    media = planned(environ, smg_servicer_impl="rust", smg_mm_processor="off").media
+    assert (media.processor, media.source) == ("off", "flag")
+    assert planned().media.source == "default"
+
+
+def test_the_url_of_redis_is_in_no_text() -> None:
+    made = planned(smg_mm_redis_url="redis://:s3cret@host/0")
+    assert "s3cret" not in str(made.values.changed())

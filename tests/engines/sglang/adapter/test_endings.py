@@ -225,7 +225,7 @@ async def test_a_message_that_cannot_be_read_ends_everything_in_words(
     """Whose it was is not known, so somebody would wait for ever."""
     async with served_sglang() as server:
         call, _ = await begun(server)
-        await server.scheduler.detokenizer.send(b"\x00 no pickle")
+        server.scheduler.detokenizer.send(b"\x00 no pickle")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in call:
                 pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from typing import Any
 
 import grpc
@@ -13,7 +12,7 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
 from smg_grpc_servicer.core.types import ModelFacts
 from smg_grpc_servicer.sglang.limits import Limits
-from tests.support.sglang_served import LIMITS, ServedSglang, request, served_sglang
+from tests.support.sglang_served import LIMITS, ServedSglang, pixels, request, served_sglang
 
 CODE = grpc.StatusCode
 ALL = Limits(
@@ -135,21 +134,6 @@ async def test_a_prefill_goes_where_its_decode_will_look() -> None:
         kv = {"bootstrap_host": "h", "bootstrap_room": 5}
         sent = await arrived(server, disaggregated_params=kv, data_parallel_rank=0)
         assert sent.routed_dp_rank == 1
-
-
-def pixels(**more: Any) -> dict[str, Any]:
-    data = struct.pack("<4f", 1.0, 2.0, 3.0, 4.0)
-    tensor = {"data": data, "shape": [2, 2], "dtype": "float32"}
-    grid = {"data": struct.pack("<3q", 1, 1, 1), "shape": [1, 3], "dtype": "int64"}
-    return {
-        "pixel_values": tensor,
-        "model_specific_tensors": {"image_grid_thw": grid},
-        "mm_placeholders": [{"offset": 1, "length": 2}],
-        "im_token_id": 6,
-        "image_data": [b"png"],
-        "modalities": ["image"],
-        **more,
-    }
 
 
 async def test_row_29_media_tensors_arrive() -> None:

@@ -31,20 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the processes of a run keep their caches."""
-    return tmp_path_factory.mktemp("vllm")
-
-
-@pytest.fixture(scope="session")
-async def model(one_loop: None, home: Path) -> Path:
-    """A tiny Qwen3 of noise."""
-    path = home / "qwen3"
-    await run_module(home, "tests.support.tiny_vllm", str(path))
-    return path
-
-
-@pytest.fixture(scope="session")
 async def offline(model: Path, home: Path) -> Any:
     """What `LLM.generate` answers to every case; see `tests/support/vllm_oracle.py`."""
     out = home / "offline.json"
@@ -62,14 +48,6 @@ async def server(offline: Any, model: Path, home: Path) -> AsyncIterator[Server]
 async def client(server: Server) -> AsyncIterator[Client]:
     async with connected(server.address, VLLM) as connection:
         yield connection
-
-
-@pytest.fixture(scope="session")
-def words(model: Path) -> Any:
-    """The model's tokenizer, by the tokenizers library alone."""
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(model / "tokenizer.json"))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,90 @@
+"""One real server for most tests here, and SGLang's own offline answers to hold it against.
+
+A server takes 1.3 GB, and two would slow each other down: the offline engine has ended when the
+server starts, and tests that end their server, or start one of their own, come after all others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.client import Client, connected
+from tests.support.real_sglang import ENGINE, NAME, SGLANG, run_module, serving
+from tests.support.router import Router, routing
+from tests.support.servers import Server
+
+LAST = (
+    "test_rank_death.py",
+    "test_conformance.py",
+    "test_launches.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here:
+            # The first of them waits for the engine.
+            item.add_marker(pytest.mark.timeout(400))
+    items.sort(key=lambda item: LAST.index(item.path.name) if item.path.name in LAST else -1)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sglang")
+
+
+@pytest.fixture(scope="session")
+async def models(one_loop: None, home: Path) -> dict[str, Path]:
+    """Tiny models of noise, by kind."""
+    kinds = ("llama", "qwen3", "adapter")
+    command = [part for kind in kinds for part in (kind, str(home / kind))]
+    await run_module("tests.support.tiny_sglang", *command)
+    return {kind: home / kind for kind in kinds}
+
+
+@pytest.fixture(scope="session")
+def model(models: dict[str, Path]) -> Path:
+    return models["llama"]
+
+
+@pytest.fixture(scope="session")
+async def offline(models: dict[str, Path], home: Path) -> Any:
+    """What `Engine.generate` answers to every case, by model; see `sglang_oracle`."""
+    out = home / "offline.json"
+    paths = (str(models["llama"]), str(models["qwen3"]))
+    await run_module("tests.support.sglang_oracle", str(out), *paths, seconds=300)
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="session")
+async def server(offline: Any, model: Path) -> AsyncIterator[Server]:
+    async with serving(model, "--served-model-name", NAME, *ENGINE) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+async def client(server: Server) -> AsyncIterator[Client]:
+    async with connected(server.address, SGLANG) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def words(model: Path) -> Any:
+    """The model's tokenizer, by the tokenizers library alone."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(model / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+async def router(server: Server, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Router]:
+    """In a directory of its own: nothing named like the model lies there."""
+    async with routing(tmp_path_factory.mktemp("router"), server.address) as process:
+        await process.serves(NAME)
+        yield process

@@ -1,0 +1,174 @@
+"""Other ways to start the server, and to stop it: each test has a launch of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from smg_grpc_proto.generated import common_pb2
+
+from smg_grpc_servicer.kv_events import auto
+from smg_grpc_servicer.testing.history import check as broken
+from tests.support.certificates import Authority
+from tests.support.client import Client, connected
+from tests.support.dial import NOT_SERVING, SERVING, check, watch
+from tests.support.real_sglang import (
+    CPU,
+    NAME,
+    SGLANG,
+    START_SECONDS,
+    descendants,
+    serving,
+    started,
+)
+from tests.support.sglang_cases import prompt
+
+PLAIN = (*CPU, "--grammar-backend", "none", "--served-model-name", NAME)
+
+
+async def test_rows_16_and_31_tls_and_a_stop_under_load(model: Path, tmp_path: Path) -> None:
+    """Warm-up knows the server's own credentials; a client needs one of the authority's.
+
+    SIGTERM lets streams end well, and leaves nothing behind.
+    """
+    authority = Authority(tmp_path)
+    server_files, client_files = authority.issue("server"), authority.issue("client")
+    tls = (
+        "--ssl-certfile", str(server_files.cert), "--ssl-keyfile", str(server_files.key),
+        "--ssl-ca-certs", str(authority.cert),
+    )  # fmt: skip
+    async with started(model, *PLAIN, *tls) as server:
+        address = await server.bound(START_SECONDS)
+        await server.printed("state: serving", START_SECONDS)
+        root = authority.cert.read_bytes()
+        mine = grpc.ssl_channel_credentials(
+            root, client_files.key.read_bytes(), client_files.cert.read_bytes()
+        )
+        async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(root)) as channel:
+            try:
+                await check(channel)
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+            else:
+                raise AssertionError("a client without a certificate was let in")
+        async with grpc.aio.secure_channel(address, mine) as channel:
+            client = Client(channel, SGLANG)
+            running = [await client.begin(prompt(8, at), max_tokens=150) for at in range(4)]
+            server.signal(signal.SIGTERM)
+            await server.printed("state: draining")
+            late = await client.generate(prompt(3, 1), max_tokens=1)
+            assert late.code is grpc.StatusCode.UNAVAILABLE
+            for call, history in running:
+                await history.record(call)
+                assert broken(history) == []
+        assert await server.exit_code(60) == 0, server.log
+        assert "did not end and are killed" not in server.log
+        assert not descendants(server.pid)
+
+
+async def test_a_stop_while_it_loads(model: Path) -> None:
+    """The port answers before the ranks are there; SIGTERM ends it all at once, with code 0."""
+    async with started(model, *PLAIN) as server:
+        address = await server.bound(START_SECONDS)
+        async with connected(address, SGLANG) as client:
+            assert await check(client.channel) == SERVING
+            assert await check(client.channel, SGLANG.service) == NOT_SERVING
+            history = await client.generate(prompt(3, 1), max_tokens=1)
+            assert history.code is grpc.StatusCode.UNAVAILABLE
+            assert "loading" in history.details
+        await server.printed("server_args=", START_SECONDS)
+        family = descendants(server.pid)
+        start = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert await server.exit_code(30) == 0, server.log
+        assert time.monotonic() - start < 15
+        assert not [pid for pid in family if _runs(pid)]
+
+
+async def test_row_32_a_port_in_use(model: Path) -> None:
+    """One line, code 2, and no rank is started."""
+    with socket.socket() as holder:
+        port = auto.free_ports(1)
+        holder.bind(("127.0.0.1", port))
+        holder.listen()
+        async with started(model, *PLAIN, port=port) as server:
+            assert await server.exit_code(START_SECONDS) == 2, server.log
+            (line,) = [line for line in server.log.splitlines() if line.startswith("error:")]
+            assert f"port {port} is in use" in line
+            assert "Load weight" not in server.log
+
+
+async def test_two_ranks_that_embed(model: Path) -> None:
+    """Data parallel: a controller between us and the ranks; each has its load and its events."""
+    flags = (*PLAIN, "--is-embedding", "--dp-size", "2")
+    async with serving(model, *flags) as server, connected(server.address, SGLANG) as client:
+        pb = client.pb
+        vectors = []
+        for rank in (0, 1):
+            request = pb.EmbedRequest(
+                request_id=f"e{rank}",
+                tokenized={"input_ids": [5, 6, 7]},
+                data_parallel_rank=rank,
+            )
+            answer = await client.stub.Embed(request)
+            assert answer.embedding_dim == len(answer.embedding) == 64
+            assert answer.prompt_tokens == 3
+            vectors.append(list(answer.embedding))
+        assert vectors[0] == vectors[1]
+        info = await client.stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert not info.is_generation
+        told = await client.stub.GetServerInfo(pb.GetServerInfoRequest())
+        assert MessageToDict(told.server_args)["dp_size"] == 2
+        while len((await client.stub.GetLoads(pb.GetLoadsRequest())).loads) < 2:
+            pass
+        history = await client.generate(prompt(3, 1), max_tokens=1)
+        assert history.code is grpc.StatusCode.UNIMPLEMENTED
+        flush = common_pb2.FlushCacheRequest(timeout_s=5)
+        assert (await client.stub.FlushCache(flush)).success
+        # A rank is the controller's child, not ours; its end is noticed all the same.
+        answers = watch(client.channel, SGLANG.service)
+        assert (await answers.read()).status == SERVING
+        ranks = [pid for pid in descendants(server.pid) if _is_rank(pid)]
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGKILL)
+        assert (await asyncio.wait_for(answers.read(), 5)).status == NOT_SERVING
+        assert await server.exit_code(40) == 1
+        assert not [pid for pid in ranks if _runs(pid)]
+
+
+async def test_a_decode_of_a_disaggregated_pair(model: Path) -> None:
+    """Warm-up and requests have the stand-in peer; a request without one is refused."""
+    flags = (
+        *PLAIN, "--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake",
+    )  # fmt: skip
+    async with serving(model, *flags) as server, connected(server.address, SGLANG) as client:
+        without = await client.generate(prompt(4, 1), max_tokens=2)
+        assert without.code is grpc.StatusCode.INVALID_ARGUMENT
+        request = client.request(prompt(4, 1), max_tokens=4)
+        request.disaggregated_params.bootstrap_host = "2.2.2.2"
+        request.disaggregated_params.bootstrap_room = 0
+        history = await client.send(request)
+        assert broken(history) == []
+        answer = await client.stub.HealthCheck(client.pb.HealthCheckRequest())
+        assert answer.healthy
+        assert server.running
+
+
+def _is_rank(pid: int) -> bool:
+    try:
+        return b"sglang::scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False

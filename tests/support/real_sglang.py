@@ -1,0 +1,146 @@
+"""A real `sglang.launch_server --smg-grpc-mode` on the CPU: prepared, started, looked into, ended.
+
+Times are seconds. `sglang_cpu` on PYTHONPATH makes up for the packages that have no CPU build.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from time import monotonic
+
+from smg_grpc_servicer.kv_events import auto
+from smg_grpc_servicer.testing.dialects import DIALECTS
+from tests.support.servers import ROOT, Process, Server
+from tests.support.tiny_sglang import CONTEXT as CONTEXT
+
+SGLANG = DIALECTS["sglang"]
+NAME = "tiny"
+ADMIN_KEY = "an-admin-key-of-this-test"
+PAGE = 4
+START_SECONDS = 180.0
+"""Three interpreters import SGLang; on a busy machine that has taken 90 s."""
+TOKENS = 8192
+"""What the KV cache holds."""
+
+CPU = (
+    "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
+    "--mem-fraction-static", "0.1", "--max-total-tokens", str(TOKENS),
+    "--page-size", str(PAGE),
+)  # fmt: skip
+ENGINE = (
+    *CPU, "--grammar-backend", "xgrammar", "--max-running-requests", "32",
+    # Noise would fill its answers with white space, which JSON allows without end.
+    "--constrained-json-disable-any-whitespace",
+    "--return-hidden-states-mode", "full", "--enable-custom-logit-processor",
+    "--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "8",
+    "--lora-target-modules", "q_proj", "v_proj", "--admin-api-key", ADMIN_KEY,
+)  # fmt: skip
+"""Flags of the text engine that most tests share."""
+
+
+def environment() -> dict[str, str]:
+    """What a process with a CPU SGLang in it needs."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smg-grpc-servicer"
+    path = (ROOT / "tests" / "support" / "sglang_cpu", ROOT, ROOT / "src")
+    return {
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "HF_HUB_OFFLINE": "1",
+        # A server is three interpreters; compiling what they import takes each half a minute.
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(cache / "bytecode"),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        # Each rank of several is bound to processors of its own.
+        "SGLANG_CPU_OMP_THREADS_BIND": "0|0",
+        "OMP_NUM_THREADS": "1",
+        # Compiling what penalties need takes longer than all that is asked here.
+        "TORCHDYNAMO_DISABLE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+async def run_module(*command: str, seconds: float = START_SECONDS) -> None:
+    """`python -m` of something that needs SGLang, to its end."""
+    process = Process([sys.executable, "-m", *command], environment())
+    try:
+        assert await process.exit_code(seconds) == 0, process.log
+    finally:
+        await asyncio.to_thread(process.end)
+
+
+@asynccontextmanager
+async def started(
+    model: Path, *flags: str, env: dict[str, str] | None = None, port: int | None = None
+) -> AsyncIterator[Server]:
+    """SGLang's launcher, as people type it; not waited for, and gone after the block."""
+    # SGLang derives other ports from its own, some of them 10,000 higher.
+    free, sidecar = (auto.free_ports(1) for _ in range(2))
+    server = Server(
+        [
+            sys.executable, "-m", "sglang.launch_server", "--model-path", str(model),
+            "--smg-grpc-mode", "--host", "127.0.0.1", "--port", str(port or free),
+            "--smg-http-sidecar-port", str(sidecar), *flags,
+        ],
+        environment() | (env or {}),
+    )  # fmt: skip
+    server.sidecar = sidecar  # type: ignore[attr-defined]
+    try:
+        yield server
+    finally:
+        await end(server)
+
+
+async def end(server: Server) -> None:
+    """It and all its processes, whatever they are doing."""
+    family = descendants(server.pid)
+    await asyncio.to_thread(server.end)
+    for pid in family:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def serving(
+    model: Path, *flags: str, env: dict[str, str] | None = None
+) -> AsyncIterator[Server]:
+    """The same, SERVING; it is stopped as an operator would."""
+    async with started(model, *flags, env=env) as server:
+        await server.ready(SGLANG.service, START_SECONDS)
+        yield server
+        if server.running:
+            assert await server.stop(60) == 0, server.log
+
+
+def descendants(pid: int) -> list[int]:
+    """Its children and theirs, parents first; Linux."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def scheduler(server: Server) -> int:
+    """The process in which SGLang schedules; the first of several."""
+    for pid in descendants(server.pid):
+        if b"sglang::scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    raise AssertionError(f"no scheduler under {server.pid}:\n{server.log}")
+
+
+async def spawned(server: Server, seconds: float = 30.0) -> int:
+    """The first rank as soon as its process is there, long before it has its name."""
+    end = monotonic() + seconds
+    while True:
+        for pid in descendants(server.pid):
+            with suppress(OSError):
+                if b"--multiprocessing-fork" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        assert monotonic() < end, server.log
+        await asyncio.sleep(0.05)

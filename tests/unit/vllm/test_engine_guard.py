@@ -1,0 +1,243 @@
+"""Which requests a headless engine is not to see, and what becomes of those it cannot read."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from smg_grpc_servicer.vllm import engine_guard
+from smg_grpc_servicer.vllm.engine_guard import PROMPT_LOGPROBS, Refused, Unreadable, check
+from tests.support.vllm_config import kv_config, vllm_config
+
+CONFIG = vllm_config(speculative_config=None)
+"""256 tokens of context, 1000 ids."""
+
+
+def params(**given: Any) -> Any:
+    fields: dict[str, Any] = {
+        "prompt_logprobs": None,
+        "all_stop_token_ids": set(),
+        "logit_bias": None,
+        "extra_args": None,
+        "verify": lambda *_: None,
+    }
+    return SimpleNamespace(**fields | given)
+
+
+def request(**given: Any) -> Any:
+    fields: dict[str, Any] = {
+        "request_id": "r",
+        "client_index": 0,
+        "prompt_token_ids": [1, 2],
+        "prompt_embeds": None,
+        "mm_features": None,
+        "sampling_params": params(),
+        "pooling_params": None,
+    }
+    return SimpleNamespace(**fields | given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"prompt_token_ids": [0] * 255},
+        {"prompt_token_ids": [999]},
+        {"prompt_token_ids": None, "prompt_embeds": object()},
+        {"sampling_params": params(prompt_logprobs=1)},
+        {"sampling_params": params(logit_bias={0: -100.0, 999: 100.0})},
+        {"sampling_params": params(all_stop_token_ids={0, 999})},
+        {"sampling_params": params(extra_args={"kv_transfer_params": {"do_remote_decode": True}})},
+    ],
+)
+def test_what_an_engine_can_run_passes(given: dict[str, Any]) -> None:
+    check(request(**given), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prompt_token_ids": []}, "the prompt is empty"),
+        ({"prompt_token_ids": None}, "the prompt is empty"),
+        ({"prompt_token_ids": [0] * 256}, "a prompt of 256 tokens; allowed: at most 255"),
+        ({"prompt_token_ids": [1, 1000]}, "prompt: id 1000; allowed: 0 to 999"),
+        ({"prompt_token_ids": [1, -1]}, "prompt: id -1; allowed"),
+        ({"mm_features": [object()]}, "media for a model that takes none"),
+        ({"sampling_params": None}, "neither sampling nor pooling parameters"),
+        ({"sampling_params": params(all_stop_token_ids={1000})}, "stop_token_ids: id 1000"),
+        ({"sampling_params": params(logit_bias={-1: 1.0})}, "logit_bias: id -1"),
+        ({"sampling_params": params(logit_bias={1: float("nan")})}, "logit_bias: a value"),
+        (
+            {
+                "sampling_params": params(
+                    extra_args={"kv_transfer_params": {"do_remote_prefill": 1}}
+                )
+            },
+            "no KV connector",
+        ),
+    ],
+)
+def test_what_would_kill_it_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        check(request(**given), CONFIG)
+
+
+def test_prompt_logprobs_are_refused_for_wheels_that_cannot_read_them() -> None:
+    asked = request(sampling_params=params(prompt_logprobs=0))
+    check(asked, CONFIG)
+    with pytest.raises(Refused, match="prompt logprobs"):
+        check(asked, CONFIG, frozenset({PROMPT_LOGPROBS}))
+
+
+def test_what_vllm_itself_says_of_parameters_holds() -> None:
+    def verify(*_: object) -> None:
+        raise ValueError("logprobs of 50, allowed 20")
+
+    with pytest.raises(ValueError, match="logprobs of 50"):
+        check(request(sampling_params=params(verify=verify)), CONFIG)
+
+
+def test_a_pooling_model_takes_a_prompt_as_long_as_its_context_and_no_generation() -> None:
+    pooling = vllm_config(model_config__runner_type="pooling")
+    verified: list[object] = []
+    embed = SimpleNamespace(verify=verified.append)
+    whole = request(prompt_token_ids=[0] * 256, sampling_params=None, pooling_params=embed)
+    check(whole, pooling)
+    assert verified == [pooling.model_config]
+    with pytest.raises(Refused, match="served for pooling"):
+        check(request(), pooling)
+
+
+def test_a_connector_takes_a_prefill_from_elsewhere() -> None:
+    config = vllm_config(kv_transfer_config=kv_config(), speculative_config=None)
+    given = {"kv_transfer_params": {"do_remote_prefill": True}}
+    check(request(sampling_params=params(extra_args=given)), config)
+
+
+class Request(msgspec.Struct, array_like=True):
+    """The shape of vLLM's, as far as it matters here."""
+
+    request_id: str
+    prompt_token_ids: list[int] | None
+    client_index: int = 0
+
+
+class Decoder:
+    """Of vLLM's make."""
+
+    def __init__(self, t: Any = None) -> None:
+        self._decoder = msgspec.msgpack.Decoder(*(() if t is None else (t,)))
+
+    def decode(self, bufs: Any) -> Any:
+        return self._decoder.decode(bufs[0])
+
+
+class Engine:
+    """What `install` changes in vLLM's engine core."""
+
+    def __init__(self, frames: list[bytes]) -> None:
+        self.vllm_config = CONFIG
+        self.frames = frames
+        self.run: list[str] = []
+        self.failed: list[tuple[list[str], int]] = []
+        self.logged: list[Any] = []
+
+    def preprocess_add_request(self, request: Any) -> Any:
+        self.run.append(request.request_id)
+        if request.request_id == "broken":
+            raise KeyError("vLLM's own")
+
+    def _handle_request_preproc_error(self, request: Any) -> None:
+        self.logged.append(request.request_id)
+
+    def _send_error_outputs_to_client(self, ids: list[str], client: int) -> None:
+        self.failed.append((ids, client))
+
+    def process_input_sockets(self) -> None:
+        """As vLLM's thread: what cannot be decoded is outside its `try`."""
+        decoder = engine_guard._reading_all(Decoder, Request)(Request)
+        for each in self.frames:
+            request = decoder.decode([each])
+            try:
+                self.preprocess_add_request(request)
+            except Exception:
+                self._handle_request_preproc_error(request)
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> type[Engine]:
+    """A class of its own for each test, with the guard in it."""
+
+    class Guarded(Engine):
+        preprocess_add_request = engine_guard._checking(Engine.preprocess_add_request, frozenset())
+        _handle_request_preproc_error = engine_guard._answering(
+            Engine._handle_request_preproc_error
+        )
+        process_input_sockets = engine_guard._not_outlived(Engine.process_input_sockets)
+
+    monkeypatch.setattr(engine_guard, "check", lambda request, config, refused: None)
+    return Guarded
+
+
+def packed(*values: object) -> bytes:
+    return msgspec.msgpack.encode(values)
+
+
+def test_a_request_that_cannot_be_read_fails_alone(
+    guarded: type[Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM's own thread ends there, and the engine answers nobody any more."""
+    engine = guarded(
+        [packed("a", [1]), packed("b", "no list", 3), packed("c", 1.5), packed("d", [])]
+    )
+    engine.process_input_sockets()
+    assert engine.run == ["a", "d"]
+    assert engine.failed == [(["b"], 3), (["c"], 0)]
+    assert engine.logged == []
+    assert "request b is refused: it cannot be read: Expected `array | null`" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_vllms_own_failures_are_left_to_vllm(guarded: type[Engine]) -> None:
+    engine = guarded([packed("broken", [1])])
+    engine.process_input_sockets()
+    assert engine.logged == ["broken"]
+    assert engine.failed == []
+
+
+def test_a_refusal_is_one_line_and_an_error_to_the_client(
+    guarded: type[Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(request: Any, config: Any, refused: frozenset[str]) -> None:
+        raise ValueError("vLLM would not")
+
+    monkeypatch.setattr(engine_guard, "check", refuse)
+    engine = guarded([packed("a", [1], 2)])
+    engine.process_input_sockets()
+    assert engine.run == []
+    assert engine.failed == [(["a"], 2)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "request a is refused: vLLM would not"
+    ]
+
+
+def test_an_engine_that_can_read_nothing_any_more_ends(
+    guarded: type[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dead is seen and restarted; deaf is not."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    guarded([b"\xc1"]).process_input_sockets()
+    assert codes == [1]
+
+
+def test_what_else_is_decoded_is_not_touched() -> None:
+    decoder = engine_guard._reading_all(Decoder, Request)()
+    assert decoder.decode([packed(1, "x")]) == [1, "x"]
+    with pytest.raises(msgspec.DecodeError):
+        decoder.decode([b"\xc1"])
+    assert Unreadable("r", 0, "f").fault == "f"
