@@ -41,14 +41,15 @@ class Lock:
 # without where they are absent. No pure text model needs Triton's compiler on a CPU.
 _CUDA_ONLY = ("torchaudio", "torchcodec", "torchvision", "triton")
 
-# SGLang requires CUDA builds of a dozen packages, 5 GB of them, and pins a torch that has no CPU build
-# on the index. What it imports on a CPU is this; `tests/support/sglang_cpu` stands in for its
-# kernels, Triton and torchvision. torch is older than it asks for, so it comes without its word.
+# SGLang requires CUDA builds of a dozen packages, 5 GB of them, and a torch that the index has no
+# CPU build of, so it is installed without its requirements. What it imports on a CPU is this;
+# `tests/support/sglang_cpu` stands in for its kernels, Triton and torchvision.
 _SGLANG = (
-    "torch==2.13.0", "transformers==5.19.0", "apache-tvm-ffi==0.1.11", "aiohttp", "compressed-tensors",
-    "dill", "einops", "fastapi", "gguf", "ipython", "msgspec", "numpy", "openai", "orjson",
-    "partial-json-parser", "pillow", "psutil", "pybase64", "pydantic", "python-multipart", "pyzmq",
-    "requests", "sentencepiece", "setproctitle", "soundfile", "uvicorn",
+    "torch==2.13.0", "transformers==5.19.0", "apache-tvm-ffi==0.1.11", "aiohttp",
+    "compressed-tensors", "dill", "einops", "fastapi", "gguf", "ipython", "msgspec", "numpy",
+    "openai", "orjson", "partial-json-parser", "pillow", "psutil", "pybase64", "pydantic",
+    "python-multipart", "pyzmq", "requests", "sentencepiece", "setproctitle", "soundfile",
+    "uvicorn",
 )  # fmt: skip
 
 # The extras that core uses; `numpy` comes along with every engine and is read when it is there.

@@ -17,7 +17,6 @@ from time import monotonic
 from smg_grpc_servicer.kv_events import auto
 from smg_grpc_servicer.testing.dialects import DIALECTS
 from tests.support.servers import ROOT, Process, Server
-from tests.support.tiny_sglang import CONTEXT as CONTEXT
 
 SGLANG = DIALECTS["sglang"]
 NAME = "tiny"
@@ -137,10 +136,17 @@ def scheduler(server: Server) -> int:
 async def spawned(server: Server, seconds: float = 30.0) -> int:
     """The first rank as soon as its process is there, long before it has its name."""
     end = monotonic() + seconds
-    while True:
-        for pid in descendants(server.pid):
-            with suppress(OSError):
-                if b"--multiprocessing-fork" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return pid
-        assert monotonic() < end, server.log
-        await asyncio.sleep(0.05)
+    while monotonic() < end:
+        found = await asyncio.to_thread(_spawned, server.pid)
+        if found:
+            return found[0]
+    raise AssertionError(f"no rank is started:\n{server.log}")
+
+
+def _spawned(pid: int) -> list[int]:
+    found = []
+    for child in descendants(pid):
+        with suppress(OSError):
+            if b"--multiprocessing-fork" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found

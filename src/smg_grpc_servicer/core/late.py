@@ -25,7 +25,7 @@ Early = Callable[[Any], "ServicerError | None"]
 """Judges a request that comes before its servicer; None leaves it at UNAVAILABLE."""
 
 
-class LateService(grpc.GenericRpcHandler):  # type: ignore[misc]
+class LateService(grpc.GenericRpcHandler):
     """Serves `rpcs`, the names of one service's methods.
 
     :param early: by RPC, for those with requests that a later try would not cure.

@@ -103,6 +103,11 @@ class Mailbox:
         """Tokens and log-probabilities that wait here."""
         return self._size
 
+    @property
+    def window(self) -> float:
+        """Seconds between two messages of a stream now; see `Pace`."""
+        return self._pulse.pace.window
+
     # The engine's side.
 
     def put(self, delta: Delta) -> None:
@@ -269,7 +274,7 @@ class Mailbox:
             return
         pace = self._pulse.pace
         early = 0.0 if urgent else self._ready_at + pace.window - now
-        if early <= 0.0:
+        if early <= pace.window / 4:
             self._let_go(now)
         elif not self._held:
             self._held = True

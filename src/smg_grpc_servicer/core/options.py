@@ -12,6 +12,7 @@ from pathlib import Path
 from smg_grpc_servicer.core import parsers
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.health import STALL_SECONDS
+from smg_grpc_servicer.core.pace import LONGEST
 from smg_grpc_servicer.core.settings import Setting, Settings, Values
 from smg_grpc_servicer.core.tls import TlsFiles
 
@@ -112,6 +113,15 @@ MAX_CHUNK_TOKENS: Setting[int | None] = Setting(
     "--max-chunk-tokens",
     "SMG_SERVICER_MAX_CHUNK_TOKENS",
 )
+COALESCE_SECONDS = Setting(
+    "coalesce_seconds",
+    parsers.SECONDS,
+    LONGEST,
+    "longest that a stream's tokens wait for one another while the event loop lags; never a first "
+    "token, an end or on an idle loop; 0: never",
+    "--coalesce-seconds",
+    "SMG_SERVICER_COALESCE_SECONDS",
+)
 REFLECTION = Setting(
     "reflection",
     parsers.BOOLEAN,
@@ -182,6 +192,7 @@ def server_settings(
         replace(MAX_MESSAGE_BYTES, default=max_message_bytes),
         MAX_CONCURRENT_RPCS,
         MAX_CHUNK_TOKENS,
+        COALESCE_SECONDS,
         REFLECTION,
         replace(METRICS_PORT, env=f"{prefix}_PORT"),
         replace(METRICS_HOST, env=f"{prefix}_HOST"),

@@ -17,6 +17,8 @@ LAG = 0.00025
 """What a round may take before anything is held."""
 SHARE = 4
 """Writing gets one part in so many of the loop's time, where a stream's wait allows that."""
+SHORTEST = 0.01
+"""A shorter window is not worth its timer."""
 LONGEST = 0.02
 """No token is held longer than this, unless told otherwise."""
 ROUND = 8
@@ -28,7 +30,16 @@ OFTEN = 0.05
 class Pace:
     """One for all streams of a server, on its event loop."""
 
-    __slots__ = ("_began", "_held", "_longest", "_measured", "_streams", "_timer", "_woken", "window")
+    __slots__ = (
+        "_began",
+        "_held",
+        "_longest",
+        "_measured",
+        "_streams",
+        "_timer",
+        "_woken",
+        "window",
+    )
 
     def __init__(self, longest: float = LONGEST) -> None:
         self._longest = longest
@@ -47,8 +58,9 @@ class Pace:
         self._streams = streams
         if self._began is not None or (self._woken < ROUND and now - self._measured < OFTEN):
             return
-        loop = asyncio._get_running_loop()
-        if loop is None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # no loop, no lag
             return
         self._began = now
         # First behind the writers woken already, then behind those that are woken with them.
@@ -64,9 +76,9 @@ class Pace:
         """A round took that long; for all streams it would be `part` times that."""
         lag = seconds * max(part, 1.0)
         if lag > LAG:
-            self.window = min(self._longest, max(SHARE * lag, self.window / 2))
+            self.window = min(self._longest, max(SHARE * lag, SHORTEST))
         else:
-            self.window = self.window / 2 if self.window >= 2 * LAG else 0.0
+            self.window = 0.0
 
     def _end_of_round(self) -> None:
         if self._began is not None:

@@ -26,6 +26,7 @@ from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.messages import MAX_MESSAGE_BYTES, fits, pieces
 from smg_grpc_servicer.core.metrics import Metrics, NullMetrics
+from smg_grpc_servicer.core.pace import LONGEST
 from smg_grpc_servicer.core.record import RequestRecord
 from smg_grpc_servicer.core.requests import Phase, RequestTable, Ticket
 from smg_grpc_servicer.core.status import code, refuse
@@ -54,10 +55,11 @@ class CoreServicer(ControlBodies):
         metrics: Metrics | None = None,
         spans: Spans | None = None,
         max_chunk_tokens: int | None = None,
+        coalesce_seconds: float = LONGEST,
     ) -> None:
         self.engine = engine
         self.board = board
-        self.table = table or RequestTable()
+        self.table = table or RequestTable(coalesce_seconds)
         board.progress = self.table
         self.metrics = metrics or NullMetrics()
         self.metrics.details = self.details

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from smg_grpc_servicer.core.errors import InvalidArgument
 from smg_grpc_servicer.core.types import (
@@ -29,6 +29,7 @@ from smg_grpc_servicer.core.types import (
 
 Message = Any
 """A protobuf message; the generated classes have no common typed base."""
+M = TypeVar("M")
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class Choice:
     def completion_tokens(self) -> int:
         return len(self.token_ids)
 
-    def message(self, make: Callable[[], Message], delta: Delta) -> tuple[Message, bool]:
+    def message(self, make: Callable[[], M], delta: Delta) -> tuple[M, bool]:
         """What this delta's chunk is filled into, and whether more than ids and their count is new.
 
         It is the same message again while there are only ids: gRPC serialises it before `write`

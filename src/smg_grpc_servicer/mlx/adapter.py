@@ -37,7 +37,6 @@ from smg_grpc_servicer.core.types import (
 )
 from smg_grpc_servicer.mlx import backend
 from smg_grpc_servicer.mlx.options import MlxOptions
-from smg_grpc_servicer.mlx.pace import Pace
 
 if TYPE_CHECKING:
     from smg_grpc_servicer.mlx.model import LoadedModel
@@ -80,9 +79,11 @@ class MlxEngine(Engine):
         self._uids: dict[str, str] = {}
         """Request id to the runtime's own id, so that an id can be used again at once."""
         self._serial = count(1)
-        self._pace = Pace()
         self._held: list[Event] = []
-        """Events that the pace holds back; the generation thread's own."""
+        """Events of steps that were not handed over yet; the generation thread's own."""
+        self._next = 0.0
+        self._window = 0.0
+        """How far apart a stream's messages are now; earlier a step's tokens are of no use."""
         self._texts = 0
         self._max_text_length: int | None = None
         # One thread: a fast tokenizer does not like to be borrowed twice at a time.
@@ -218,18 +219,18 @@ class MlxEngine(Engine):
         now = monotonic()
         # A request's first event carries its cached tokens.
         urgent = any(event.last or event.cached_tokens is not None for event in events)
-        if not self._pace.due(now, urgent=urgent):
+        if now < self._next and not urgent:
             return
+        self._next = now + self._window
         held, self._held = self._held, []
         try:
-            self._loop.call_soon_threadsafe(self._deliver, held, now)
+            self._loop.call_soon_threadsafe(self._deliver, held)
         except RuntimeError:
             # The loop is closed: the server has stopped and nobody reads any more.
             log.debug("%d events came after the event loop was closed", len(held))
 
-    def _deliver(self, events: list[Event], made: float) -> None:
+    def _deliver(self, events: list[Event]) -> None:
         """On the event loop: each event to its request's mailbox."""
-        self._pace.taken(monotonic() - made)
         for event in events:
             running = self._running.get(event.uid)
             if running is None:
@@ -238,6 +239,7 @@ class MlxEngine(Engine):
                 del self._running[event.uid]
                 if self._uids.get(running.request_id) == event.uid:
                     del self._uids[running.request_id]
+            self._window = running.out.window
             if event.error is not None:
                 running.out.fail(event.error)
                 continue

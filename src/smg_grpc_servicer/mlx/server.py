@@ -21,7 +21,7 @@ from smg_grpc_servicer.core.command import command
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.metrics import Metrics, RecordedMetrics
-from smg_grpc_servicer.core.options import MAX_CHUNK_TOKENS, STALL, ServerOptions
+from smg_grpc_servicer.core.options import COALESCE_SECONDS, MAX_CHUNK_TOKENS, STALL, ServerOptions
 from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.settings import Values
 from smg_grpc_servicer.mlx.adapter import MlxEngine
@@ -73,6 +73,7 @@ async def serve(values: Values, options: ServerOptions) -> int:
         metrics=metrics,
         spans=spans,
         max_chunk_tokens=values.get_value(MAX_CHUNK_TOKENS),
+        coalesce_seconds=values.get_value(COALESCE_SECONDS),
     )
     server = GrpcServer(options, board, metrics)
     server.add(

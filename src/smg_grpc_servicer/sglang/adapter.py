@@ -38,6 +38,7 @@ from smg_grpc_servicer.sglang.outputs import Flight, Prefix, Relay
 from smg_grpc_servicer.sglang.probe import Probe
 from smg_grpc_servicer.sglang.request_manager import RequestManager
 from smg_grpc_servicer.sglang.requests import RequestBuilder
+from smg_grpc_servicer.sglang.turns import FirstOutput, Turns
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,11 @@ class SglangEngine(Engine):
         self._limits = limits
         self._builder = RequestBuilder(model_facts, limits, tokenizer)
         self._adapters = AdapterTable(limits, manager.send_communicator_req)
-        self._probe = Probe(manager, self._builder, generation=model_facts.is_generation)
+        # Embeddings are only possible without a prefix cache.
+        self._turns = None if limits.prefix_cache else Turns()
+        self._probe = Probe(
+            manager, self._builder, self._turns, generation=model_facts.is_generation
+        )
         self._running: dict[str, Flight] = {}
         self._embedding = 0
         self.features = _features(model_facts, limits)
@@ -110,9 +115,15 @@ class SglangEngine(Engine):
             request = self._builder.generate(spec, None if adapter is None else adapter.name)
             if spec.media is not None:
                 request.mm_inputs = await asyncio.to_thread(media.build, spec.media)
+            if self._turns is not None:
+                await self._turns.wait(embeds=bool(spec.input_embeds))
         except BaseException:
             self._left(spec)
             raise
+        if out.ended:
+            # Aborted or cut while it waited.
+            self._left(spec)
+            return
         key = spec.request_id
         stats: list[Any] = []
 
@@ -125,7 +136,7 @@ class SglangEngine(Engine):
 
         flight = Flight(
             out,
-            drop=self._manager.drop,
+            drop=self._drop,
             stop=self._manager.stop,
             on_end=ended,
             drafts_per_step=self._limits.drafts_per_step,
@@ -139,6 +150,11 @@ class SglangEngine(Engine):
         except Exception:
             flight.stop()
             raise
+
+    def _drop(self, rid: str) -> None:
+        self._manager.drop(rid)
+        if self._turns is not None:
+            self._turns.over(rid)
 
     def _left(self, spec: GenerateSpec) -> None:
         if spec.lora_id is not None:
@@ -185,7 +201,11 @@ class SglangEngine(Engine):
                 message.time_stats = stats[-1]
                 message.wrap_pickle_fields()
             sink = Relay(rid, index, spec, flight)
-            self._manager.begin(sink, message)
+            if self._turns is None:
+                self._manager.begin(sink, message)
+            else:
+                self._manager.begin(FirstOutput(rid, sink, self._turns), message)
+                self._turns.began(rid, embeds=bool(spec.input_embeds))
             flight.began(sink)
 
     def abort(self, request_id: str) -> None:
@@ -256,6 +276,7 @@ class SglangEngine(Engine):
             "running": len(self._running),
             "embedding": self._embedding,
             **self._adapters.statistics(),
+            **({} if self._turns is None else self._turns.statistics()),
             **self._manager.statistics(),
         }
 

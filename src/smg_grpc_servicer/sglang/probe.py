@@ -15,6 +15,7 @@ from typing import Any
 from smg_grpc_servicer.core.errors import DeadlineExceeded
 from smg_grpc_servicer.sglang.request_manager import HEALTH_CHECK, RequestManager
 from smg_grpc_servicer.sglang.requests import RequestBuilder
+from smg_grpc_servicer.sglang.turns import Turns
 
 SECONDS = 20.0
 """How long it may be silent; `SGLANG_HEALTH_CHECK_TIMEOUT` says otherwise."""
@@ -26,10 +27,16 @@ class Probe:
     """See the module."""
 
     def __init__(
-        self, manager: RequestManager, builder: RequestBuilder, *, generation: bool
+        self,
+        manager: RequestManager,
+        builder: RequestBuilder,
+        turns: Turns | None = None,
+        *,
+        generation: bool,
     ) -> None:
         self._manager = manager
         self._builder = builder
+        self._turns = turns
         self._generation = generation
         self._task: asyncio.Task[None] | None = None
         self._seconds = patience()
@@ -47,7 +54,12 @@ class Probe:
     async def _ask(self) -> None:
         rid = f"{HEALTH_CHECK}_{self._manager.new_id('probe')}"
         request: Any = self._builder.probe(rid, generation=self._generation)
-        self._manager.send(request)
+        turns = self._turns
+        if turns is None or not turns.busy:
+            # While prompts are computed something will be said anyway.
+            self._manager.send(request)
+            if turns is not None:
+                turns.began(rid, embeds=False)
         try:
             await asyncio.wait_for(self._manager.next_push(), self._seconds)
         except asyncio.TimeoutError:
@@ -55,6 +67,9 @@ class Probe:
             raise DeadlineExceeded(
                 f"the scheduler has not said anything for {self._seconds:g} s"
             ) from None
+        finally:
+            if turns is not None:
+                turns.over(rid)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None

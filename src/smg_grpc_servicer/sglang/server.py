@@ -22,7 +22,7 @@ from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.late import LateService
 from smg_grpc_servicer.core.metrics import Metrics, RecordedMetrics
-from smg_grpc_servicer.core.options import MAX_CHUNK_TOKENS, STALL
+from smg_grpc_servicer.core.options import COALESCE_SECONDS, MAX_CHUNK_TOKENS, STALL
 from smg_grpc_servicer.core.process import flush, leave, print_config_error
 from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.tracing import Spans
@@ -128,6 +128,7 @@ async def serve(
             metrics=metrics,
             spans=spans,
             max_chunk_tokens=asked.values.get_value(MAX_CHUNK_TOKENS),
+            coalesce_seconds=asked.values.get_value(COALESCE_SECONDS),
         )
         late.fill(made)
         return made

@@ -16,6 +16,7 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2_grpc
 
 from smg_grpc_servicer.core.health import State, StatusBoard
 from smg_grpc_servicer.core.metrics import Metrics
+from smg_grpc_servicer.core.pace import LONGEST
 from smg_grpc_servicer.core.requests import RequestTable
 from smg_grpc_servicer.core.servicer import CoreServicer
 from smg_grpc_servicer.core.status import refuse
@@ -102,6 +103,7 @@ class SGLangSchedulerServicer(SglangServicerBase):
         metrics: Metrics | None = None,
         spans: Spans | None = None,
         max_chunk_tokens: int | None = None,
+        coalesce_seconds: float = LONGEST,
     ) -> None:
         # These bring in SGLang, which the base does not.
         from smg_grpc_servicer.sglang.parts import Parts
@@ -116,6 +118,7 @@ class SGLangSchedulerServicer(SglangServicerBase):
             metrics=metrics,
             spans=spans,
             max_chunk_tokens=max_chunk_tokens,
+            coalesce_seconds=coalesce_seconds,
         )
         self._reader = made.reader
         self.board.progress = SchedulerProgress(self.table, request_manager, made.reader)

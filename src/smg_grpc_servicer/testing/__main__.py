@@ -9,7 +9,13 @@ from smg_grpc_servicer.core import parsers
 from smg_grpc_servicer.core.command import command
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.metrics import Metrics, RecordedMetrics
-from smg_grpc_servicer.core.options import MAX_CHUNK_TOKENS, STALL, ServerOptions, server_settings
+from smg_grpc_servicer.core.options import (
+    COALESCE_SECONDS,
+    MAX_CHUNK_TOKENS,
+    STALL,
+    ServerOptions,
+    server_settings,
+)
 from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.settings import Setting, Settings, Values
 from smg_grpc_servicer.mlx import demo
@@ -78,6 +84,7 @@ async def serve(values: Values, options: ServerOptions) -> int:
         board,
         metrics=metrics,
         max_chunk_tokens=values.get_value(MAX_CHUNK_TOKENS),
+        coalesce_seconds=values.get_value(COALESCE_SECONDS),
     )
     server = GrpcServer(options, board, metrics)
     server.add(lambda grpc_server: dialect.registrar()(servicer, grpc_server), dialect.service)

@@ -7,6 +7,7 @@ import logging
 
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.options import (
+    COALESCE_SECONDS,
     EXIT_ON_DEATH,
     MAX_CHUNK_TOKENS,
     MAX_CONCURRENT_RPCS,
@@ -24,6 +25,7 @@ PYTHON_ONLY = (
     MAX_MESSAGE_BYTES,
     MAX_CONCURRENT_RPCS,
     MAX_CHUNK_TOKENS,
+    COALESCE_SECONDS,
     REFLECTION,
 )
 """The Rust server has its own, fixed behaviour in these."""

@@ -18,7 +18,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 from smg_grpc_servicer.core.errors import AlreadyExists
 from smg_grpc_servicer.core.health import State, StatusBoard
 from smg_grpc_servicer.core.metrics import Metrics
-from smg_grpc_servicer.core.options import EXIT_ON_DEATH, MAX_CHUNK_TOKENS
+from smg_grpc_servicer.core.options import COALESCE_SECONDS, EXIT_ON_DEATH, MAX_CHUNK_TOKENS
 from smg_grpc_servicer.core.requests import RequestTable, Ticket
 from smg_grpc_servicer.core.servicer import CoreServicer
 from smg_grpc_servicer.core.settings import Settings
@@ -95,9 +95,10 @@ class VllmEngineServicer(VllmServicerBase):
         metrics: Metrics | None = None,
         spans: Spans | None = None,
         max_chunk_tokens: int | None = None,
+        coalesce_seconds: float | None = None,
     ) -> None:
         impl.require_python()
-        values = Settings(EXIT_ON_DEATH, MAX_CHUNK_TOKENS).resolve()
+        values = Settings(EXIT_ON_DEATH, MAX_CHUNK_TOKENS, COALESCE_SECONDS).resolve()
         owned = board is not None
         if board is not None:
             boards.share(async_llm, board)
@@ -108,6 +109,9 @@ class VllmEngineServicer(VllmServicerBase):
             metrics=metrics,
             spans=spans,
             max_chunk_tokens=max_chunk_tokens or values.get_value(MAX_CHUNK_TOKENS),
+            coalesce_seconds=(
+                values.get_value(COALESCE_SECONDS) if coalesce_seconds is None else coalesce_seconds
+            ),
         )
         self.board.progress = EngineProgress(self.table, engine.stats)
         self.kv_events = kv_events.service(async_llm, engine, self.table, self.board)

@@ -96,16 +96,12 @@ def without_accelerator() -> None:
         setattr(torch, name, unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda self, *args, **options: self
 
-    class Runtime:
-        cudaError = types.SimpleNamespace(success=0)
-
-        def cudaHostRegister(self, *args: Any) -> int:
-            return 0
-
-        def cudaHostUnregister(self, *args: Any) -> int:
-            return 0
-
-    torch.cuda.cudart = Runtime
+    runtime = types.SimpleNamespace(
+        cudaError=types.SimpleNamespace(success=0),
+        cudaHostRegister=lambda *args: 0,
+        cudaHostUnregister=lambda *args: 0,
+    )
+    torch.cuda.cudart = lambda: runtime
 
 
 sys.meta_path.insert(0, Finder())

@@ -81,13 +81,16 @@ async def test_chosen_ids_go_out_with_their_tokens_and_all_at_the_end(stream: bo
 
 
 @EITHER_WAY
-async def test_a_prompt_that_is_only_scored_has_a_row_and_no_token(stream: bool) -> None:
+@pytest.mark.parametrize("ids", [[], [99]], ids=["as SGLang does", "with the next one's own"])
+async def test_a_prompt_that_is_only_scored_has_a_row_and_no_token(
+    stream: bool, ids: list[int]
+) -> None:
     async with served_sglang() as server:
         params = {"max_new_tokens": 0}
         asked = request(**SCORED, token_ids_logprob=[7, 8], params=params, stream=stream)
         reading = asyncio.ensure_future(server.generate(asked))
         (sent,) = await server.sent()
-        scored = rows([99], chosen=[[-1.0, -2.0]])
+        scored = rows(ids, chosen=[[-1.0, -2.0]])
         finish = {"type": "length", "length": 0}
         await server.scheduler.say(batch(Row(sent.rid, [], finish, logprobs=scored)))
         done = (await reading).complete()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
 import re
 from typing import Any
 
+import dill
 import grpc
 import pytest
+from sglang.srt.sampling.custom_logit_processor import (
+    DisallowedTokensLogitsProcessor,
+)
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
 from smg_grpc_servicer.core.types import ModelFacts
 from smg_grpc_servicer.sglang.limits import Limits
 from tests.support.sglang_served import LIMITS, ServedSglang, pixels, request, served_sglang
+from tests.support.sglang_stub import Row, batch, stop
 
 CODE = grpc.StatusCode
 ALL = Limits(
@@ -23,7 +31,7 @@ ALL = Limits(
     hidden_size=2,
     media=True,
 )
-PROCESSOR = '{"callable": "80049300"}'
+PROCESSOR = DisallowedTokensLogitsProcessor.to_str()
 
 
 async def arrived(server: ServedSglang, **fields: Any) -> Any:
@@ -147,6 +155,7 @@ async def test_row_29_media_tensors_arrive() -> None:
         assert sent.mm_inputs.im_token_id == 6
 
 
+NO_PROCESSOR = json.dumps({"callable": dill.dumps(dict).hex()})
 KV = {"bootstrap_host": "h", "bootstrap_room": 5}
 
 
@@ -174,6 +183,7 @@ KV = {"bootstrap_host": "h", "bootstrap_room": 5}
             "sampling_params.custom_params",
         ),
         ({"return_logprob": True, "token_ids_logprob": [1000]}, "token_ids_logprob"),
+        ({"return_logprob": True, "top_logprobs_num": 1001}, "top_logprobs_num"),
         ({"return_logprob": True, "logprob_start_len": 4}, "logprob_start_len"),
         ({"data_parallel_rank": 1}, "data_parallel_rank"),
         ({"disaggregated_params": KV}, "disaggregated_params"),
@@ -200,6 +210,9 @@ async def test_rows_19_and_20_what_would_end_the_scheduler_is_refused(
     [
         ({"custom_logit_processor": "no json"}, "custom_logit_processor"),
         ({"custom_logit_processor": '{"callable": "xyz"}'}, "custom_logit_processor"),
+        ({"custom_logit_processor": '{"callable": "80049300"}'}, "custom_logit_processor"),
+        ({"custom_logit_processor": NO_PROCESSOR}, "custom_logit_processor"),
+        ({"input_embeds": [math.nan, 1.0]}, "input_embeds"),
         ({"input_embeds": [0.5, 1.0, 1.5]}, "input_embeds"),
         ({"mm_inputs": pixels(modalities=["image", "video"])}, "mm_inputs.modalities"),
         ({"mm_inputs": pixels(modalities=["smell"])}, "mm_inputs.modalities"),
@@ -298,4 +311,40 @@ async def test_a_misdirected_call_is_refused_in_words() -> None:
     async with served_sglang(facts=EMBEDDING) as server:
         history = await server.generate(request())
         assert "--is-embedding" in history.details
+        await server.idle()
+
+
+async def test_embeddings_for_a_model_that_is_not_bfloat16_are_refused() -> None:
+    """SGLang makes bfloat16 of them and its first layer ends the scheduler."""
+    facts = ModelFacts("/m", "m", max_context_length=4096, vocab_size=1000, dtype="torch.float16")
+    async with served_sglang(limits=ALL, facts=facts) as server:
+        history = await server.generate(request(input_embeds=[0.5, 1.0]))
+        assert history.code is CODE.INVALID_ARGUMENT
+        assert "bfloat16" in history.details
+
+
+async def test_ids_and_embeddings_are_never_computed_together() -> None:
+    """A prefill batch of both ends the scheduler."""
+    async with served_sglang(limits=ALL) as server:
+        calls = []
+
+        def waiting() -> int:
+            return server.engine.statistics()["waiting_for_turn"]
+
+        kinds: list[dict[str, Any]] = [{}, {"input_embeds": [0.5, 1.0]}, {}]
+        for at, fields in enumerate(kinds):
+            asked = request(f"r-{at}", **fields)
+            calls.append(asyncio.ensure_future(server.generate(asked)))
+            await server.sent()
+            while waiting() != at:
+                await asyncio.sleep(0.001)
+        for at, embeds in enumerate((False, True, False)):
+            sent = (await server.sent(at + 1))[at]
+            await asyncio.sleep(0.02)
+            assert len(server.scheduler.received) == at + 1
+            assert (sent.input_embeds is not None) == embeds
+            await server.scheduler.say(batch(Row(sent.rid, [9], completion_tokens=1)))
+        for sent in server.scheduler.received:
+            await server.scheduler.say(batch(Row(sent.rid, [8], stop(), completion_tokens=2)))
+        assert [(await call).code for call in calls] == [CODE.OK] * 3
         await server.idle()

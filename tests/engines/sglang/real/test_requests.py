@@ -16,9 +16,9 @@ import pytest
 
 from smg_grpc_servicer.testing.history import History, check
 from tests.support.client import Client
-from tests.support.real_sglang import CONTEXT
 from tests.support.servers import Server
 from tests.support.sglang_cases import VOCAB, prompt
+from tests.support.tiny_sglang import CONTEXT
 
 GOOD = prompt(5, 20)
 LONG = {"max_tokens": 900}
