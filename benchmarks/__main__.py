@@ -1,7 +1,7 @@
 """`python -m benchmarks`: every number of the README, in the README's form.
 
 `SMG_PUBLISHED_PYTHON` names the interpreter of a venv with the published package and its MLX,
-`SMG_PUBLISHED_FOLDER` a folder with that package alone, for the vLLM it runs on here; without them
+`SMG_PUBLISHED_FOLDER` a folder with that package alone, for the engine it runs on here; without them
 the columns beside ours stay empty. Arguments: the benchmarks to run, all when none is given.
 """
 
@@ -20,10 +20,15 @@ BENCHMARKS = {
         "vLLM's servicer, over a stub engine and over vLLM's own",
         ("vllm_servicer.py", "--real"),
     ),
+    "sglang": ("SGLang's servicer, over a stub scheduler", ("sglang_servicer.py",)),
     "rust": ("vLLM's Python and Rust paths over one stub of an engine core", ("rust_path.py",)),
 }
 
-PUBLISHED = {"mlx": "SMG_PUBLISHED_PYTHON", "vllm": "SMG_PUBLISHED_FOLDER"}
+PUBLISHED = {
+    "mlx": "SMG_PUBLISHED_PYTHON",
+    "vllm": "SMG_PUBLISHED_FOLDER",
+    "sglang": "SMG_PUBLISHED_FOLDER",
+}
 """Where each finds the published package."""
 
 

@@ -39,10 +39,12 @@ OPTIONS = [
 
 
 class BenchLLM(StubAsyncLLM):
-    """Three engines in one.
+    """Four engines in one.
 
     - `instant`: all of an answer is there at once, an output for every token; what an output
       costs to make is paid once
+    - `requests`: the same for answers of one output, which come through vLLM's own collector in
+      both ways of asking, as in `AsyncLLM`
     - `steps`: one token a step to every request, through vLLM's own collector, which merges; the
       engine is ahead, so `BURST` steps have queued up for each turn of the loop
     - `paced`: a step every `PACE_SECONDS`
@@ -70,14 +72,14 @@ class BenchLLM(StubAsyncLLM):
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, **options: Any
     ) -> RequestOutputCollector:
-        if self.mode != "instant":
+        if self.mode not in ("instant", "requests"):
             return await super().add_request(request_id, prompt, params, *args, **options)
         collector = RequestOutputCollector(params.output_kind, request_id)
         asyncio.get_running_loop().call_soon(self._feed, collector, params)
         return collector
 
     def _advance(self, key: str, running: Any) -> None:
-        """A step's output is a copy: what vLLM pays to make one is the engine's, not the servicer's."""
+        """A step's output is a copy: making one is the engine's work, not the servicer's."""
         made = running.made[0]
         running.made[0] = made + 1
         output = _copied(self._outputs(running.params)[made])

@@ -78,7 +78,7 @@ WORKS = (
     *(Work("instant", "instant", n, max(1, 64 // n)) for n in (1, 16, 64, 256)),
     *(Work("steps", "steps", n, max(1, 128 // n)) for n in (1, 64, 256)),
     Work("logprobs=20", "instant", 64, 1, logprobs=20),
-    Work("one-token requests", "instant", 64, 20, tokens=1),
+    Work("one-token requests", "requests", 64, 20, tokens=1),
     Work("paced", "paced", 1, 100, tokens=4),
     Work("paced", "paced", 64, 4, tokens=32),
 )
