@@ -24,7 +24,7 @@ from venvs import (
     say,
 )
 
-VENVS = {"messages": "mlx", "mlx": "mlx", "vllm": "vllm", "rust": "vllm"}
+VENVS = {"messages": "mlx", "mlx": "mlx", "vllm": "vllm", "sglang": "sglang", "rust": "vllm"}
 """Benchmark to the lock of the venv it runs in."""
 
 
@@ -49,7 +49,7 @@ def run(lock: str, names: list[str]) -> int:
     if "mlx" in names:
         published = Venv("published", Wanted(11, 10), project=False).ready()
         env["SMG_PUBLISHED_PYTHON"] = str(published)
-    if "vllm" in names:
+    if "vllm" in names or "sglang" in names:
         env["SMG_PUBLISHED_FOLDER"] = str(published_folder(python))
     if "rust" in names:
         env["SMG_RUST_PYTHON"] = str(Venv("rust", Wanted(11, 11)).ready())

@@ -1,8 +1,9 @@
 """`python -m benchmarks`: every number of the README, in the README's form.
 
 `SMG_PUBLISHED_PYTHON` names the interpreter of a venv with the published package and its MLX,
-`SMG_PUBLISHED_FOLDER` a folder with that package alone, for the engine it runs on here; without them
-the columns beside ours stay empty. Arguments: the benchmarks to run, all when none is given.
+`SMG_PUBLISHED_FOLDER` a folder with that package alone, for the vLLM and SGLang it runs on here;
+without them the columns beside ours stay empty. Arguments: the benchmarks to run, all when none is
+given.
 """
 
 from __future__ import annotations

@@ -97,12 +97,13 @@ def test_the_metadata_names_version_python_and_licence(wheel: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
 
 
-def test_the_wheel_tells_vllm_of_our_plugin(wheel: Path) -> None:
+@pytest.mark.parametrize("group", ["vllm.general_plugins", "sglang.srt.plugins"])
+def test_the_wheel_tells_engines_of_our_plugins(wheel: Path, group: str) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/entry_points.txt")]
     declared = configparser.ConfigParser()
     declared.read_string(archive.read(name).decode())
-    value = declared["vllm.general_plugins"]["smg-servicer"]
+    value = declared[group]["smg-servicer"]
     module, _, attribute = value.partition(":")
     assert callable(getattr(importlib.import_module(module), attribute))
 

@@ -104,11 +104,11 @@ def of(publisher: ZmqPublisher, rank: int = 0) -> Source:
 
 @asynccontextmanager
 async def kv_served(
-    sources: Sequence[Source], *, loads: LoadSampler | None = None, **limits: int
+    sources: Sequence[Source], *, loads: LoadSampler | None = None, **options: Any
 ) -> AsyncIterator[KvServed]:
     """Everything is idle again at the end, or the test fails."""
     with zmq.Context() as context:
-        relay = Relay(sources, context=context, **limits)
+        relay = Relay(sources, context=context, **options)
         relay.start()
         board = StatusBoard()
         board.serving()

@@ -7,10 +7,12 @@ one token per request and tick, aborts matched by prefix as SGLang's scheduler m
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,6 +121,7 @@ class StubScheduler:
 
     def __init__(self, port_args: Any, *, skip_tokenizer_init: bool = False) -> None:
         self._context = zmq.Context()
+        self._folder = Path(port_args.tokenizer_ipc_name.removeprefix("ipc://")).parent
         self._pull = get_zmq_socket(
             self._context, zmq.PULL, port_args.scheduler_input_ipc_name, False
         )
@@ -216,6 +219,7 @@ class StubScheduler:
         if not self._pull.closed:
             self._loop.remove_reader(self._pull.getsockopt(zmq.FD))
         self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _Running:

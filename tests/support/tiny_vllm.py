@@ -23,6 +23,12 @@ TEXT = (
 )
 WORDS = TEXT.split()
 
+
+def text_of(seed: int, words: int) -> str:
+    """Some of them in an order of its own."""
+    return " ".join(random.Random(seed).choices(WORDS, k=words))
+
+
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -1,17 +1,15 @@
 """The blocks an engine holds, as its events told: what a snapshot is made of.
 
-One `bytes` per live block and tier: its parent and the event that stored it, ready for the wire.
+One `bytes` per live block and tier: a KvBlocksStored of it alone, as it goes over the wire.
 Of a hash that is stored several times the copies are counted; the record goes with the last one.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-_PREFIX = struct.Struct("<?Q")
-PREFIX = _PREFIX.size
+from smg_grpc_proto.generated import common_pb2
 
 Namespace = tuple[str | None, str | None]
 """LoRA name and cache salt that a block's hash was computed under."""
@@ -19,18 +17,23 @@ Namespace = tuple[str | None, str | None]
 NO_NAMESPACE: Namespace = (None, None)
 
 
-def record(parent: int | None, body: bytes) -> bytes:
-    """A block's record: `body` is a KvBlocksStored of this block alone, without its parent."""
-    return _PREFIX.pack(parent is not None, parent or 0) + body
+def end_of_block(data: bytes) -> int:
+    """Where a KvBlocksStored's first field, its first block, ends."""
+    length, shift, at = 0, 0, 1
+    while data[at] > 127:
+        length |= (data[at] & 127) << shift
+        shift += 7
+        at += 1
+    return at + 1 + (length | data[at] << shift)
 
 
 def parent_of(data: bytes) -> int | None:
-    has, parent = _PREFIX.unpack_from(data)
-    return parent if has else None
+    message = common_pb2.KvBlocksStored.FromString(data)
+    return message.parent_block_hash if message.HasField("parent_block_hash") else None
 
 
 class Tier:
-    """The live blocks of one storage tier, by their hash's low 64 bits, unsigned."""
+    """The live blocks of one storage tier, by their hash's low 64 bits, signed."""
 
     __slots__ = ("copies", "namespaces", "records")
 

@@ -10,12 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypeGuard
 
 import msgspec
 
 Hash = int | Annotated[bytes, msgspec.Meta(min_length=1)]
 Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+_I64, _U64 = 2**63 - 1, 2**64 - 1
+
+
+def fold(value: Hash) -> int:
+    """A hash's low 64 bits, signed, as on the wire."""
+    if isinstance(value, int):
+        if -_I64 <= value <= _I64:
+            return value
+        value &= _U64
+        return value if value <= _I64 else value - _U64 - 1
+    return int.from_bytes(value[-8:], "big", signed=True)
 
 
 class Undecodable(Exception):
@@ -40,6 +54,12 @@ class Stored(msgspec.Struct, tag="BlockStored", tag_field="type", gc=False, kw_o
     locality: str | None = None
     ownership: str | None = None
     session_id: str | None = None
+
+
+class StoredPairs(Stored, tag="BlockStored", tag_field="type", gc=False, kw_only=True):
+    """With pairs of a token and its next one for tokens, as SGLang tells them under EAGLE."""
+
+    next_ids: list[Token]
 
 
 class Removed(msgspec.Struct, tag="BlockRemoved", tag_field="type", gc=False, kw_only=True):
@@ -196,12 +216,13 @@ def _event(raw: Any) -> Event:
 
 def _stored(fields: Mapping[Any, Any]) -> Event:
     hashes = _hashes(fields.get("block_hashes"))
-    tokens = _tokens(fields.get("token_ids"))
+    tokens, following = _tokens(fields.get("token_ids"))
     size = fields.get("block_size")
     if hashes is None or tokens is None or not _is_int(size):
         return Dropped("malformed")
     parent, keys = fields.get("parent_block_hash"), fields.get("extra_keys")
-    return Stored(
+    kind = Stored if following is None else partial(StoredPairs, next_ids=following)
+    return kind(
         block_hashes=hashes,
         token_ids=tokens,
         block_size=size,
@@ -246,16 +267,18 @@ def _hashes(value: Any) -> list[Hash] | None:
     return value
 
 
-def _tokens(value: Any) -> list[int] | None:
-    """Token ids; of `[token, next]` pairs (SGLang with EAGLE) the first."""
+def _tokens(value: Any) -> tuple[list[int] | None, list[int] | None]:
+    """Token ids; of pairs the first ones, and the second ones beside them."""
     if not isinstance(value, list):
-        return None
-    tokens: list[Any] = value
-    if tokens and all(isinstance(cell, list) and len(cell) == 2 for cell in tokens):
-        tokens = [cell[0] for cell in tokens]
-    if not all(_is_int(token) and 0 <= token < 2**32 for token in tokens):
-        return None
-    return tokens
+        return None, None
+    if value and all(isinstance(cell, list) and len(cell) == 2 for cell in value):
+        first, second = ([cell[at] for cell in value] for at in (0, 1))
+        return (first, second) if _are_tokens(first) and _are_tokens(second) else (None, None)
+    return (value if _are_tokens(value) else None), None
+
+
+def _are_tokens(value: list[Any]) -> bool:
+    return all(_is_int(token) and 0 <= token < 2**32 for token in value)
 
 
 def _is_hash(value: Any) -> bool:

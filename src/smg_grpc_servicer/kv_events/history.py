@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 
 from smg_grpc_servicer.core.messages import MAX_MESSAGE_BYTES
 
@@ -133,16 +132,15 @@ class History:
     def after(self, sequence: int, count: int) -> list[Entry]:
         """Up to `count` batches from `sequence` + 1 on; empty when that one is not here."""
         with self._lock:
-            if not self._entries:
+            entries = self._entries
+            if not entries:
                 return []
-            start = sequence + 1 - self._entries[0].sequence
-            size = len(self._entries)
+            start = sequence + 1 - entries[0].sequence
+            size = len(entries)
             if not 0 <= start < size:
                 return []
-            if size - start <= count:
-                # From the new end, where live readers are.
-                return list(islice(reversed(self._entries), size - start))[::-1]
-            return list(islice(self._entries, start, start + count))
+            # By index, which a deque finds from its nearer end.
+            return [entries[at] for at in range(start, min(start + count, size))]
 
     def read(self, epoch: int, sequence: int, count: int) -> list[Entry]:
         """As `after`, of that epoch only."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from smg_grpc_servicer.kv_events.blocks import Blocks
 from smg_grpc_servicer.kv_events.decode import Decoder, Undecodable
+from smg_grpc_servicer.kv_events.hash_check import HashCheck
 from smg_grpc_servicer.kv_events.history import Entry, History
 from smg_grpc_servicer.kv_events.normalize import Normalizer
 
@@ -86,13 +87,14 @@ class RankRecord:
         history: History,
         *,
         can_replay: bool,
+        check: HashCheck | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank = rank
         self.history = history
         self.can_replay = can_replay
         self.blocks = Blocks()
-        self.normalizer = Normalizer(rank, self.blocks)
+        self.normalizer = Normalizer(rank, self.blocks, check)
         self.counts: Counter[str] = Counter()
         self._decoder = Decoder()
         self._pace = LossPace()

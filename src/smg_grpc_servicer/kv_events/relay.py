@@ -21,6 +21,7 @@ import zmq
 
 from smg_grpc_servicer.core.errors import Unavailable
 from smg_grpc_servicer.kv_events.endpoints import Source
+from smg_grpc_servicer.kv_events.hash_check import HashCheck
 from smg_grpc_servicer.kv_events.history import DEFAULT_BATCHES, DEFAULT_BYTES, History
 from smg_grpc_servicer.kv_events.record import Ask, RankRecord
 from smg_grpc_servicer.kv_events.snapshot import State
@@ -32,6 +33,9 @@ REPLAY_SECONDS = 5.0
 """How long the next batch of a replay may take."""
 PROBE_SECONDS = 5.0
 """After this much silence the publisher is asked once whether that was all."""
+PAUSE_SECONDS = 0.001
+"""After each turn that read something: what comes meanwhile is read, and told, at one go, and the
+event loop is not kept from its work by a thread that takes turns with it for every batch."""
 _TURN = 128
 """Batches of one rank before the others get their turn."""
 
@@ -53,6 +57,7 @@ class Relay:
     """Batches in from `sources`, histories and snapshots out.
 
     :param batches, limit_bytes: what each rank's history may hold.
+    :param check: of the hashes that are published.
     """
 
     def __init__(
@@ -61,12 +66,14 @@ class Relay:
         *,
         batches: int = DEFAULT_BATCHES,
         limit_bytes: int = DEFAULT_BYTES,
+        check: HashCheck | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         self.histories: Mapping[int, History] = {
             source.rank: History(batches, limit_bytes) for source in sources
         }
         self._sources = tuple(sources)
+        self._check = check
         self._context = context or zmq.Context.instance()
         self._ranks: dict[int, _Rank] = {}
         self._calls: deque[tuple[Callable[[], None], Future[Any]]] = deque()
@@ -102,6 +109,7 @@ class Relay:
                     source.rank,
                     self.histories[source.rank],
                     can_replay=source.replay is not None,
+                    check=self._check,
                 )
                 live = LiveSocket(self._context, source)
                 self._ranks[source.rank] = _Rank(source, record, live)
@@ -196,6 +204,7 @@ class Relay:
             gauges.update(at.record.statistics() if self._thread is not None else {})
             totals.update(at.record.totals())
         totals["bad_frames"] = sum(self._bad_frames.values())
+        totals.update({} if self._check is None else self._check.totals())
         return {
             "ranks": len(self._ranks) if self._thread is not None else 0,
             "listeners": len(self._listeners),
@@ -256,6 +265,7 @@ class Relay:
             changed |= self._serve(at)
         if changed:
             self._tell()
+            time.sleep(PAUSE_SECONDS)
 
     def _tell(self) -> None:
         for tell in tuple(self._listeners.values()):

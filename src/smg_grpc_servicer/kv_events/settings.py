@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from smg_grpc_servicer.core import parsers
 from smg_grpc_servicer.core.settings import Setting, Settings
+from smg_grpc_servicer.kv_events import hash_check
 from smg_grpc_servicer.kv_events.endpoints import Source
 from smg_grpc_servicer.kv_events.history import DEFAULT_BATCHES, DEFAULT_BYTES
 from smg_grpc_servicer.kv_events.relay import Relay
@@ -36,6 +37,7 @@ def relay(sources: Sequence[Source], environ: Mapping[str, str] | None = None) -
         sources,
         batches=values.get_value(HISTORY_BATCHES),
         limit_bytes=values.get_value(HISTORY_BYTES),
+        check=hash_check.make(environ),
     )
     made.start()
     return made

@@ -8,20 +8,20 @@ whole. Everything here runs off the event loop, chunk by chunk.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from smg_grpc_proto.generated import common_pb2
 
 from smg_grpc_servicer.core.messages import MAX_MESSAGE_BYTES
 from smg_grpc_servicer.kv_events import wire_bytes as wire
-from smg_grpc_servicer.kv_events.blocks import PREFIX, Captured, parent_of
+from smg_grpc_servicer.kv_events.blocks import Captured
 
 CHUNK_BYTES = 1024 * 1024
 """What a chunk takes as long as there are numbers enough."""
 _LARGEST = MAX_MESSAGE_BYTES - 8192
-_EVENT_BYTES = 24
-"""Tags, lengths and the parent of one event."""
+_EVENT_BYTES = 16
+"""Tags and lengths of one event."""
 
 _CLEAR = wire.event(wire.CLEARED, b"")
 
@@ -45,9 +45,10 @@ class Snapshot:
     ) -> None:
         self.state = state
         numbers = state.sequence + 1
-        counts, fits = _pack(state, chunk_bytes, None)
+        self._records = tuple(state.blocks.in_order())
+        counts, fits = _pack(self._records, chunk_bytes, None)
         if len(counts) > numbers:
-            counts, fits = _pack(state, largest, numbers)
+            counts, fits = _pack(self._records, largest, numbers)
         self._counts = counts
         self.blocks = sum(counts)
         self.unknown_before = state.unknown_before if fits else max(state.unknown_before, 1)
@@ -58,7 +59,7 @@ class Snapshot:
     def chunks(self) -> Iterator[bytes]:
         """A serialized KvEventBatch each."""
         state, count = self.state, len(self._counts)
-        records = state.blocks.in_order()
+        records = iter(self._records)
         for index, size in enumerate(self._counts):
             head = common_pb2.KvEventBatch(
                 sequence_number=state.sequence - count + 1 + index,
@@ -74,14 +75,14 @@ class Snapshot:
             parts = [head.SerializeToString()]
             if not index:
                 parts.append(_CLEAR)
-            parts += [_event(next(records)) for _ in range(size)]
+            parts += [wire.event(wire.STORED, next(records)) for _ in range(size)]
             yield b"".join(parts)
 
 
-def _pack(state: State, limit: int, most: int | None) -> tuple[list[int], bool]:
+def _pack(records: Sequence[bytes], limit: int, most: int | None) -> tuple[list[int], bool]:
     """Blocks per chunk, and whether all fit into the `most` chunks there may be."""
     counts, size, blocks = [], 0, 0
-    for data in state.blocks.in_order():
+    for data in records:
         added = len(data) + _EVENT_BYTES
         if blocks and size + added > limit:
             counts.append(blocks)
@@ -92,8 +93,3 @@ def _pack(state: State, limit: int, most: int | None) -> tuple[list[int], bool]:
         blocks += 1
     counts.append(blocks)
     return counts, True
-
-
-def _event(data: bytes) -> bytes:
-    parent, body = parent_of(data), data[PREFIX:]
-    return wire.event(wire.STORED, body if parent is None else body + wire.parent(parent))

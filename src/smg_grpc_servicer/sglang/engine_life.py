@@ -104,6 +104,8 @@ class EngineLife:
         await self._ranks.close(None if self._dead is not None else self._ask)
         if self._manager is not None:
             await self._manager.close("the server has stopped")
+        elif self._ranks.front is not None:
+            await self._ranks.front.close()
 
     def kill(self) -> None:
         self._ranks.kill()

@@ -40,17 +40,23 @@ class Sink(Protocol):
 class Relay:
     """One choice's way from the scheduler to its request's mailbox."""
 
-    __slots__ = ("_flight", "_index", "_mailbox", "_scores", "_spec", "rid")
+    __slots__ = ("_flight", "_index", "_mailbox", "_plain", "_scores", "_spec", "rid")
 
     def __init__(self, rid: str, index: int, spec: GenerateSpec, flight: Flight) -> None:
         self.rid = rid
         self._index = index
         self._spec = spec
         self._scores = spec.logprobs.output is not None
+        self._plain = False
+        """Its counts are told and nothing but ids comes before its end."""
         self._flight = flight
         self._mailbox = flight.mailbox
 
     def output(self, batch: Any, at: int) -> None:
+        if self._plain and batch.finished_reasons[at] is None:
+            self._mailbox.put_ids(self._index, batch.output_ids[at])
+            return
+        self._plain = not (self._scores or self._spec.count_reasoning)
         delta = Delta(
             self._index,
             list(batch.output_ids[at]),

@@ -6,6 +6,7 @@ and the ranks load meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,12 @@ class Front:
     parts: Parts
     bootstrap: Any
     """The KV bootstrap server of a prefill, which runs while this is kept."""
+
+    async def close(self) -> None:
+        """Of ranks that nobody waits for any more."""
+        await self.sockets.close()
+        if self.parts.reader is not None:
+            await asyncio.to_thread(self.parts.reader.close)
 
     @classmethod
     def of(cls, server_args: Any, port_args: Any) -> Front:

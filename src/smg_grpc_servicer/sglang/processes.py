@@ -85,7 +85,8 @@ class Ranks:
         self._others: dict[int, int] = {}
         """The controller's children, pid by a descriptor that tells their end."""
         self._daemons: list[Any] = []
-        self._front: Any = None
+        self.front: Any = None
+        """What `front` made, once it has."""
         self._ready: Future[Launched] = Future()
         self._asked = threading.Event()
         self._listener, self._wake = multiprocessing.Pipe(duplex=False)
@@ -166,6 +167,8 @@ class Ranks:
             def _launch_scheduler_processes(
                 cls, server_args: Any, port_args: Any, *args: Any, **options: Any
             ) -> Any:
+                if ranks._asked.is_set():
+                    raise RanksFailed("the server has stopped")
                 ranks._port_args = port_args
                 before = set(multiprocessing.active_children())
                 try:
@@ -203,10 +206,10 @@ class Ranks:
         ours = set(self.pids)
         self._controlled = facts.num_ranks(resolving_view(self._server_args)) > 1
         self._others = _opened(pid for pid in launched.all_child_pids if pid not in ours)
-        return Launched(port_args, self._front, list(launched.scheduler_infos))
+        return Launched(port_args, self.front, list(launched.scheduler_infos))
 
     def _init_front(self, server_args: Any, port_args: Any) -> tuple[_Front, None]:
-        self._front = self._make_front(server_args, port_args)
+        self.front = self._make_front(server_args, port_args)
         return _Front(), None
 
     def _watch(self) -> None:

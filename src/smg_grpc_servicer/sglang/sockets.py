@@ -2,8 +2,7 @@
 
 Plain sockets whose file descriptors the event loop watches: a wake-up takes all that has arrived,
 and no task or future is made per message. What travels is encoded by SGLang's own `sock_send` and
-`sock_recv`, so both of its encodings (`SGLANG_USE_PICKLE_IPC`) work. Nothing here blocks. While
-the loop lags, outputs are left on their socket for a moment (`pace.py`).
+`sock_recv`, so both of its encodings (`SGLANG_USE_PICKLE_IPC`) work. Nothing here blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any
 import zmq
 
 from smg_grpc_servicer.core.errors import Unavailable
-from smg_grpc_servicer.sglang.pace import Pace
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +44,6 @@ class Sockets:
         self._receive = receive
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched: dict[Any, int] = {}
-        self._paused: dict[Any, asyncio.TimerHandle] = {}
-        self._pace = Pace()
         self._deliver: _Deliver = lambda message: None
         self._broken: _Broken = lambda error: None
         self.closed = False
@@ -101,16 +97,12 @@ class Sockets:
     def _drain(self, socket: Any) -> None:
         loop, receive, deliver = self._loop, self._receive, self._deliver
         assert loop is not None
-        began = loop.time()
-        for at in range(MAX_BURST):
-            if socket not in self._watched or socket in self._paused:
+        for _ in range(MAX_BURST):
+            if socket not in self._watched:
                 return
             try:
                 message = receive(socket, zmq.NOBLOCK)
             except zmq.Again:
-                if at:
-                    # Comes after all streams that this woke have written.
-                    loop.call_soon(self._written, socket, began)
                 return
             except zmq.ZMQError as error:
                 self._fail(error)
@@ -123,27 +115,11 @@ class Sockets:
             deliver(message)
         loop.call_soon(self._drain, socket)
 
-    def _written(self, socket: Any, began: float) -> None:
-        assert self._loop is not None
-        pause = self._pace.pause(self._loop.time() - began)
-        if pause and socket in self._watched and socket not in self._paused:
-            self._loop.remove_reader(self._watched[socket])
-            self._paused[socket] = self._loop.call_later(pause, self._go_on, socket)
-
-    def _go_on(self, socket: Any) -> None:
-        del self._paused[socket]
-        assert self._loop is not None
-        self._loop.add_reader(self._watched[socket], self._drain, socket)
-        self._drain(socket)
-
     def _fail(self, error: Exception) -> None:
         self._unwatch()
         self._broken(error)
 
     def _unwatch(self) -> None:
-        for pause in self._paused.values():
-            pause.cancel()
-        self._paused.clear()
         for fd in self._watched.values():
             assert self._loop is not None
             self._loop.remove_reader(fd)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from smg_grpc_servicer.kv_events.auto import publisher
+from smg_grpc_servicer.kv_events.decode import fold
 from smg_grpc_servicer.kv_events.endpoints import source
-from smg_grpc_servicer.kv_events.normalize import fold
 from tests.support.kv_served import kv_served
 
 # Importing vLLM alone takes 10 to 60 s.

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import common_pb2
 
-from smg_grpc_servicer.kv_events.blocks import Blocks, record
+from smg_grpc_servicer.kv_events.blocks import Blocks
 from smg_grpc_servicer.kv_events.history import History
 from smg_grpc_servicer.kv_events.record import RankRecord
 from smg_grpc_servicer.kv_events.snapshot import Snapshot, State
@@ -15,7 +15,7 @@ def test_a_block_goes_with_its_last_copy() -> None:
     blocks = Blocks()
     tier = blocks.tier(1)
     for _ in range(10):
-        tier.store(5, record(None, b"x"))
+        tier.store(5, b"")
     assert blocks.live == 10
     for left in range(9, -1, -1):
         tier.remove(5)
@@ -28,7 +28,7 @@ def test_a_block_goes_with_its_last_copy() -> None:
 
 def test_a_capture_does_not_follow_the_table() -> None:
     blocks = Blocks()
-    blocks.tier(1).store(1, record(None, b"x"))
+    blocks.tier(1).store(1, b"")
     captured = blocks.capture()
     blocks.clear()
     assert captured.live == len(list(captured.in_order())) == 1

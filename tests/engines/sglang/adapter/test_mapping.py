@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
-import dill
 import grpc
 import pytest
 from sglang.srt.sampling.custom_logit_processor import (
@@ -21,6 +22,7 @@ from smg_grpc_servicer.core.types import ModelFacts
 from smg_grpc_servicer.sglang.limits import Limits
 from tests.support.sglang_served import LIMITS, ServedSglang, pixels, request, served_sglang
 from tests.support.sglang_stub import Row, batch, stop
+from tests.support.wait import until
 
 CODE = grpc.StatusCode
 ALL = Limits(
@@ -155,7 +157,7 @@ async def test_row_29_media_tensors_arrive() -> None:
         assert sent.mm_inputs.im_token_id == 6
 
 
-NO_PROCESSOR = json.dumps({"callable": dill.dumps(dict).hex()})
+NO_PROCESSOR = json.dumps({"callable": pickle.dumps(dict).hex()})
 KV = {"bootstrap_host": "h", "bootstrap_room": 5}
 
 
@@ -328,16 +330,15 @@ async def test_ids_and_embeddings_are_never_computed_together() -> None:
     async with served_sglang(limits=ALL) as server:
         calls = []
 
-        def waiting() -> int:
-            return server.engine.statistics()["waiting_for_turn"]
+        def waiting(count: int) -> Callable[[], bool]:
+            return lambda: server.engine.statistics()["waiting_for_turn"] == count
 
         kinds: list[dict[str, Any]] = [{}, {"input_embeds": [0.5, 1.0]}, {}]
         for at, fields in enumerate(kinds):
             asked = request(f"r-{at}", **fields)
             calls.append(asyncio.ensure_future(server.generate(asked)))
             await server.sent()
-            while waiting() != at:
-                await asyncio.sleep(0.001)
+            await until(waiting(at))
         for at, embeds in enumerate((False, True, False)):
             sent = (await server.sent(at + 1))[at]
             await asyncio.sleep(0.02)

@@ -14,11 +14,16 @@ from typing import Any
 import pytest
 
 from tests.support.client import Client, connected
+from tests.support.kv_workers import Front, working
 from tests.support.real_vllm import ENGINE, NAME, VLLM, run_module, serving
 from tests.support.router import Router, routing
 from tests.support.servers import Server
+from tests.support.tiny_vllm import VOCAB
 
-LAST = ("test_engine_death.py", "test_conformance.py", "test_embedding.py")
+LAST = (
+    "test_engine_death.py", "test_kv_restart.py", "test_launch_flags.py", "test_conformance.py",
+    "test_embedding.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,3 +61,19 @@ async def router(server: Server, tmp_path_factory: pytest.TempPathFactory) -> As
     async with routing(tmp_path_factory.mktemp("router"), server.address) as process:
         await process.serves(NAME)
         yield process
+
+
+@pytest.fixture(scope="session")
+async def front(
+    server: Server, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Front]:
+    """A router over the engine and a worker that has cached whatever a test says."""
+    options = ("--policy", "cache_aware", "--health-check-interval-secs", "1")
+    folder = tmp_path_factory.mktemp("router")
+    async with (
+        working(model, served_model_name=NAME, vocab_size=VOCAB) as other,
+        routing(folder, server.address, other.address, options=options) as router,
+    ):
+        await router.serves(NAME)
+        await other.subscribed()
+        yield Front(router, NAME, other)

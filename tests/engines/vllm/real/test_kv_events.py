@@ -12,6 +12,8 @@ from smg_grpc_proto.generated import common_pb2
 
 from tests.support.client import Client
 from tests.support.kv_served import Subscription
+from tests.support.kv_workers import Front
+from tests.support.tiny_vllm import text_of
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM's own, when it is imported here
 
@@ -109,3 +111,17 @@ async def test_load_records_tell_of_running_requests(client: Client) -> None:
         assert record.engine_silence_ms < 3000
         assert await client.until_active(0) < 5
         await asyncio.wait_for(running(subscription, False), 20)
+
+
+async def test_the_router_goes_by_the_engines_own_events(
+    client: Client, front: Front, words: Any
+) -> None:
+    """A prompt that the engine has, and the router never saw, goes there; the rest of it as well."""
+    info = await client.stub.GetServerInfo(client.pb.GetServerInfoRequest())
+    mine, others = text_of(1, 500), text_of(2, 500)
+    await client.ids(words.encode(mine).ids, max_tokens=1)
+    front.other.holds(words.encode(others).ids, info.block_size, 1000)
+    await front.always(mine, other=False)
+    await front.always(others, other=True)
+    await front.always(f"{mine} and more", other=False)
+    assert front.other.servicer.cursors == [0]
