@@ -101,6 +101,12 @@ SUITES = (
         others=_ROUTER,
     ),
     Suite(
+        "tokenspeed",
+        "TokenSpeed's own publisher of KV events, from its wheel",
+        _MLX_VENV,  # which has what that one file imports
+        (_pytest("tests/engines/tokenspeed"),),
+    ),
+    Suite(
         "packaging",
         "wheel, sdist, a clean install, the commands of the README",
         Venv("core", MAIN),

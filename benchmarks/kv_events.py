@@ -259,15 +259,15 @@ def main() -> int:
         (f"memory per live block ({args.blocks:,} blocks of {BLOCK} tokens)", f"{per_block:.0f} B"),
         ("snapshot of them, off the loop", f"{seconds:.1f} s"),
     ]
-    root = str(Path(__file__).resolve().parents[1])
-    own = os.pathsep.join((os.path.join(root, "src"), root))
+    root = Path(__file__).resolve().parents[1]
+    own = os.pathsep.join((str(root / "src"), str(root)))
     ratios = []
     for stores, count in ((4, 6000), (32, 2000)):
         ours, theirs = [], []
         for _ in range(args.rounds):
             ours.append(asyncio.run(served(own, stores, count)))
             if args.published:
-                path = os.pathsep.join((args.published, root))
+                path = os.pathsep.join((args.published, str(root)))
                 theirs.append(asyncio.run(served(path, stores, count)))
         name = f"the same of a whole server, {stores} events a batch"
         rows.append((name, f"{median(ours):,.0f}"))

@@ -43,7 +43,8 @@ def slow_engine(tokenizer: str | None = None) -> FakeEngine:
 async def conforming(dialect: Dialect, tokenizer: str | None = None) -> AsyncIterator[str]:
     """Our servicer as our own server serves it; the tables are empty at the end."""
     engine, board = slow_engine(tokenizer), StatusBoard()
-    servicer = servicer_for(dialect, engine, board)
+    # A message for every step: what a mutant spoils has to be there on a busy machine too.
+    servicer = servicer_for(dialect, engine, board, coalesce_seconds=0.0)
     server = GrpcServer(ServerOptions(), board)
     server.add(lambda on: dialect.registrar()(servicer, on), dialect.service)
     address = await server.bind()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,7 +54,7 @@ def test_a_failure_is_1_and_is_explained(address: str, capsys: pytest.CaptureFix
 
     out = capsys.readouterr().out
     assert "FAIL" in out
-    assert "ended OK with 9 messages" in out
+    assert re.search(r"ended OK with \d+ messages", out)
     assert "0 passed, 1 failed, 0 not applicable" in out
 
 

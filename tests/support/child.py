@@ -36,7 +36,8 @@ class Child:
         self.lines: list[str] = []
         self._queue: queue.Queue[str | None] = queue.Queue()
         assert self.process.stdout is not None
-        threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
+        self._reader.start()
 
     def wait_for(self, pattern: str, seconds: float = 20.0) -> re.Match[str]:
         """The first match in what it prints from here on."""
@@ -59,18 +60,29 @@ class Child:
 
     def exit_code(self, seconds: float = 20.0) -> int:
         try:
-            return self.process.wait(seconds)
+            code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running: {''.join(self.lines)}") from None
+        # Its last words; who it left behind may hold the pipe open.
+        self._reader.join(2)
+        return code
+
+    def end(self) -> None:
+        """Kill it if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(2)
 
     @property
     def output(self) -> str:
         return "".join(self.lines)
 
     def _read(self, pipe: IO[str]) -> None:
-        for line in pipe:
-            self.lines.append(line)
-            self._queue.put(line)
+        with pipe:
+            for line in pipe:
+                self.lines.append(line)
+                self._queue.put(line)
         self._queue.put(None)
 
 
@@ -84,8 +96,4 @@ def running(
     try:
         yield child
     finally:
-        if child.process.poll() is None:
-            child.process.kill()
-        child.process.wait()
-        if child.process.stdout is not None:
-            child.process.stdout.close()
+        child.end()

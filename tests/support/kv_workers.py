@@ -117,6 +117,6 @@ class Front:
     async def always(self, text: str, *, other: bool, seconds: float = 30.0) -> None:
         """Once the router has applied what was published, every time."""
         end, row = monotonic() + seconds, 0
-        while row < 6:
+        while row < 20:  # which chance does not make
             row = row + 1 if await self.goes_to_the_other(text) is other else 0
             assert monotonic() < end, self.router.log

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from smg_grpc_servicer.testing.dialects import DIALECTS
+from tests.support.router import free_ports
 from tests.support.servers import ROOT, Process, Server
 from tests.support.vllm_wheels import CACHE
 
@@ -88,7 +89,21 @@ async def started(home: Path, model: Path, *flags: str) -> AsyncIterator[Server]
         await end(server)
 
 
-async def end(server: Server) -> None:
+@asynccontextmanager
+async def serving_http(home: Path, model: Path, *flags: str) -> AsyncIterator[int]:
+    """vLLM's own HTTP server in the same way, answering; its port."""
+    (port,) = free_ports(1)
+    here = ("--host", "127.0.0.1", "--port", str(port))
+    server = Process([command(), "serve", str(model), *here, *flags], environment(home))
+    try:
+        await server.printed("Application startup complete", START_SECONDS)
+        yield port
+        await server.stop(60)
+    finally:
+        await end(server)
+
+
+async def end(server: Process) -> None:
     """It and all its processes, whatever they are doing."""
     family = descendants(server.pid)
     await asyncio.to_thread(server.end)

@@ -7,7 +7,7 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,15 @@ class Router(Process):
         await asyncio.to_thread(streaming.begin, path, json.dumps({**body, "stream": True}))
         return streaming
 
+    async def ask_and_leave(
+        self, path: str, until: Callable[[], Awaitable[object]], **body: Any
+    ) -> None:
+        """Ask for an answer that comes whole, and hang up before it does."""
+        with closing(_connection(self.port)) as connection:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", path, json.dumps(body), headers)
+            await until()
+
     async def models(self) -> list[str]:
         answer = await self.get("/v1/models")
         return [m["id"] for m in answer.json["data"]] if answer.status == 200 else []
@@ -88,11 +97,16 @@ class Router(Process):
             assert monotonic() < end, f"{body['model']} is not served ({seen}):\n{self.log}"
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
-        with closing(_connection(self.port)) as connection:
-            text = None if body is None else json.dumps(body)
-            connection.request(method, path, text, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return Answer(response.status, response.read().decode())
+        return ask(self.port, method, path, body)
+
+
+def ask(port: int, method: str, path: str, body: dict[str, Any] | None) -> Answer:
+    """One question to an HTTP server on this machine; blocks until its answer is whole."""
+    with closing(_connection(port)) as connection:
+        text = None if body is None else json.dumps(body)
+        connection.request(method, path, text, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return Answer(response.status, response.read().decode())
 
 
 class Streaming:

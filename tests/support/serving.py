@@ -58,7 +58,8 @@ async def served(
 ) -> AsyncIterator[Served]:
     """Start everything on a free port; at the end the tables must be empty."""
     board = StatusBoard(clock=clock)
-    servicer = servicer_for(dialect, engine, board)
+    # A message for every step, also on a busy machine.
+    servicer = servicer_for(dialect, engine, board, coalesce_seconds=0.0)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     dialect.registrar()(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(board, [dialect.service]), server)

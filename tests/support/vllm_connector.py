@@ -34,9 +34,7 @@ class NixlConnector(ExampleConnector):  # type: ignore[misc]
         )
         return found
 
-    def update_state_after_alloc(
-        self, request: Any, blocks: Any, num_external_tokens: int
-    ) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._loaded[request.request_id] = num_external_tokens
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 

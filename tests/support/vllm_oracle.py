@@ -2,7 +2,6 @@
 
 The JSON has, by the name of each of `vllm_cases.CASES`, a list of choices: token ids, finish
 reason, stop reason, logprobs (a list of {token id: [value, rank]}), and the prompt's.
-With `--embed IDS.json` it has the embedding of each list of ids instead.
 """
 
 from __future__ import annotations
@@ -18,12 +17,8 @@ from tests.support.vllm_cases import CASES, GREEDY, Case
 
 
 def main() -> None:
-    model, out, *more = sys.argv[1:]
-    if more:
-        answers: Any = embeddings(model, json.loads(Path(more[1]).read_text()))
-    else:
-        answers = completions(model)
-    Path(out).write_text(json.dumps(answers))
+    model, out = sys.argv[1:]
+    Path(out).write_text(json.dumps(completions(model)))
 
 
 def completions(model: str) -> dict[str, Any]:
@@ -66,14 +61,6 @@ def _stops(llm: Any, answers: dict[str, Any]) -> dict[str, Any]:
         answer = {"prompt": case.prompt, "sampling": sampling, **_answer(output)}
         stopped["stop string included" if include else "stop string"] = answer
     return stopped
-
-
-def embeddings(model: str, prompts: list[list[int]]) -> list[list[float]]:
-    from vllm import LLM
-
-    llm = LLM(model=model, runner="pooling", enforce_eager=True, dtype="float32", max_num_seqs=16)
-    asked: Any = [{"prompt_token_ids": ids} for ids in prompts]
-    return [list(output.outputs.embedding) for output in llm.embed(asked, use_tqdm=False)]
 
 
 def _params(case: Case) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, TypeGuard
 
 import msgspec
@@ -221,7 +220,10 @@ def _stored(fields: Mapping[Any, Any]) -> Event:
     if hashes is None or tokens is None or not _is_int(size):
         return Dropped("malformed")
     parent, keys = fields.get("parent_block_hash"), fields.get("extra_keys")
-    kind = Stored if following is None else partial(StoredPairs, next_ids=following)
+    others: dict[str, Any] = {name: _text(fields.get(name)) for name in _TEXTS}
+    kind: type[Stored] = Stored
+    if following is not None:
+        kind, others["next_ids"] = StoredPairs, following
     return kind(
         block_hashes=hashes,
         token_ids=tokens,
@@ -231,7 +233,7 @@ def _stored(fields: Mapping[Any, Any]) -> Event:
         extra_keys=keys if isinstance(keys, list) else None,
         group_idx=_int(fields.get("group_idx")),
         kv_cache_spec_sliding_window=_int(fields.get("kv_cache_spec_sliding_window")),
-        **{name: _text(fields.get(name)) for name in _TEXTS},
+        **others,
     )
 
 

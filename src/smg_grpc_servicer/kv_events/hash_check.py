@@ -3,8 +3,8 @@
 The gateway takes an engine's hashes as they are; a fork that computes them in another way, or a
 publisher that pairs them with other tokens, shows only in bad routing. Each stored block whose
 parent's digest is known is computed anew and counted: checked, mismatch, unverifiable. Nothing is
-ever dropped for it. Sources: `get_hash_str` of sglang/srt/mem_cache/utils.py, `hash_block_tokens` of
-vllm/v1/core/kv_cache_utils.py with `--prefix-caching-hash-algo sha256_cbor`.
+ever dropped for it. Sources: `get_hash_str` of sglang/srt/mem_cache/utils.py; `hash_block_tokens`
+of vllm/v1/core/kv_cache_utils.py, with `--prefix-caching-hash-algo sha256_cbor`.
 """
 
 from __future__ import annotations

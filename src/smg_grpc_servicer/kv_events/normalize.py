@@ -45,6 +45,19 @@ MAIN_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"
 AGENT = "kvcr"
 """The owner of blocks that a residency agent manages, not the engine."""
 
+REASONS = (
+    "unknown_type",
+    "malformed",
+    "unsupported_ownership",
+    "non_local_locality",
+    "unknown_medium",
+    "non_main_attention_group",
+    "placeholder",
+    "unaligned_blocks",
+    "self_referencing_hashes",
+)
+"""Why an event is not forwarded."""
+
 _I32, _U32, _I64 = 2**31 - 1, 2**32 - 1, 2**63 - 1
 _MEMO = 1024
 """Forms kept; session ids and salts could make any number of them."""

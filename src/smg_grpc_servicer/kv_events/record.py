@@ -19,9 +19,20 @@ from smg_grpc_servicer.kv_events.blocks import Blocks
 from smg_grpc_servicer.kv_events.decode import Decoder, Undecodable
 from smg_grpc_servicer.kv_events.hash_check import HashCheck
 from smg_grpc_servicer.kv_events.history import Entry, History
-from smg_grpc_servicer.kv_events.normalize import Normalizer
+from smg_grpc_servicer.kv_events.normalize import REASONS, Normalizer
 
 log = logging.getLogger(__name__)
+
+COUNTERS = (
+    "batches",
+    "duplicates",
+    "gaps",
+    "losses",
+    "replays",
+    "replay_failures",
+    "restarts",
+    "undecodable",
+)
 
 Live = tuple[int, bytes]
 """Sequence number and payload."""
@@ -282,6 +293,10 @@ class RankRecord:
         }
 
     def totals(self) -> dict[str, int]:
-        """Counters since the start."""
-        dropped = {f"dropped_{why}": n for why, n in self.normalizer.dropped.items()}
-        return {**self.counts, **dropped, "forwarded": self.normalizer.forwarded}
+        """Counters since the start, those that are zero as well."""
+        counts, dropped = self.counts, self.normalizer.dropped
+        return {
+            **{name: counts[name] for name in COUNTERS},
+            **{f"dropped_{reason}": dropped[reason] for reason in REASONS},
+            "forwarded": self.normalizer.forwarded,
+        }

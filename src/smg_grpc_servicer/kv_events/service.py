@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 Message = Any
 Context = grpc.aio.ServicerContext[Any, Any]
 
+COUNTERS = ("subscriptions", "older_replays", "data_loss", "out_of_range")
+
 _HOSTS = 1024
 
 
@@ -57,7 +59,7 @@ class KvEventService:
             raise
         except Exception as error:
             if isinstance(error, (DataLoss, OutOfRange)):
-                self.counts[type(error).__name__] += 1
+                self.counts["data_loss" if isinstance(error, DataLoss) else "out_of_range"] += 1
                 log.info("a KV event subscription ends: %s", error)
             await refuse(context, error)
 
@@ -102,7 +104,7 @@ class KvEventService:
             **loads,
             "subscribers": len(streams),
             "lag_batches": max((stream.lag for stream in streams), default=0),
-            **{f"{name}_total": count for name, count in self.counts.items()},
+            **{f"{name}_total": self.counts[name] for name in COUNTERS},
         }
 
     async def _resume(self, rank: int, cursor: int, host: str) -> tuple[Place, list[Entry]]:

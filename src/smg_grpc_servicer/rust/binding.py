@@ -40,6 +40,14 @@ ABILITIES = {
 }
 """What wheels may lack: a keyword of the constructor or a member of the server, in words."""
 
+NEEDED = frozenset(
+    {
+        *("bind_address", "ipc_base_url", "handshake_address", "model_path"),
+        *("address", "engine_ready", "last_error", "running", "set_serving", "stop"),
+    }
+)
+"""The keywords and the members that nothing works without."""
+
 
 class RunningServer:
     """A constructed server. What its wheel lacks answers None or does the nearest thing."""
@@ -144,7 +152,7 @@ class Binding:
             return RunningServer(self.server_class(**arguments), self.members)
         except (ValueError, OverflowError, TypeError) as error:
             raise ConfigError(f"{self.wheel}: {error}") from None
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             flags = "--metrics-port" if "metrics listener" in str(error) else "--host, --port"
             raise ConfigError(f"{flags}: {error}") from None
 
@@ -160,7 +168,7 @@ class Binding:
 def load_binding(name: str) -> Binding:
     """The class `name` of the installed wheel.
 
-    :raises ConfigError: no wheel is installed, it cannot be loaded, or it has no such class.
+    :raises ConfigError: no wheel is installed, it cannot be loaded, or its class is not as ours.
     """
     try:
         module = importlib.import_module(MODULE)
@@ -168,17 +176,22 @@ def load_binding(name: str) -> Binding:
         raise ConfigError(
             f"the Rust servicer needs the wheel smg ({error}); pip install smg"
         ) from None
+    except Exception as error:  # half an installation, a library that does not fit
+        raise ConfigError(
+            f"the wheel smg cannot be loaded ({type(error).__name__}: {error}); install it anew"
+        ) from None
     wheel = _wheel(module)
     server_class = getattr(module, name, None)
     if server_class is None:
         raise ConfigError(f"{wheel}: it has no {name}; install a newer one")
-    return Binding(
-        name,
-        wheel,
-        server_class,
-        frozenset(inspect.signature(server_class).parameters),
-        frozenset(dir(server_class)),
-    )
+    try:
+        keywords = frozenset(inspect.signature(server_class).parameters)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{wheel}: its {name} does not say what it takes") from None
+    members = frozenset(dir(server_class))
+    if lacking := NEEDED - keywords - members:
+        raise ConfigError(f"{wheel}: its {name} has no {', no '.join(sorted(lacking))}")
+    return Binding(name, wheel, server_class, keywords, members)
 
 
 def _wheel(module: Any) -> str:
@@ -195,4 +208,6 @@ def _wheel(module: Any) -> str:
 
 def init_tracing(level: str | None = None) -> None:
     """Rust's log lines, by RUST_LOG unless `level` says; a second call does nothing."""
-    importlib.import_module(MODULE).init_servicer_tracing(level)
+    # It takes any word for a filter; of one that is no level of Rust's it logs nothing at all.
+    words = {"warning": "warn"}
+    importlib.import_module(MODULE).init_servicer_tracing(level and words.get(level, level))

@@ -52,14 +52,15 @@ class Stop:
         if not self._asked:
             self._asked = True
             log.info("%s: stopping; a second signal cuts running requests", number.name)
-        else:
+        elif not self.hurry:
             self.hurry = True
             log.warning("%s: not waiting any longer; a third signal ends at once", number.name)
-            loop = asyncio.get_running_loop()
             for each in SIGNALS:
-                loop.remove_signal_handler(each)
-                # Not through the loop, which may be what hangs.
+                # Over the loop's own, which may be what hangs. Not after its removal: for a moment
+                # the system's would be in force, and would end us without `last_act`.
                 signal.signal(each, self._third)
+        else:
+            self._third(number, None)  # it came before the second one was heard
         self._wake()
 
     def _third(self, number: int, _frame: FrameType | None) -> None:

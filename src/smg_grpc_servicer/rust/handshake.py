@@ -24,9 +24,16 @@ HOST = "127.0.0.1"
 def address(plan: RustPlan, sockets: Sockets) -> Iterator[EngineAddress]:
     """Where the engine of `plan` shall dial; kept for it while the context lasts.
 
-    :raises ConfigError: the port that was asked for is in use.
+    :raises ConfigError: the port that was asked for is in use, or asked for twice.
     """
     port = plan.knobs.handshake_port
+    where = plan.knobs.asked.get("handshake_port", "handshake port")
+    others = {plan.port: "the server"}
+    if plan.metrics is not None:
+        others[plan.metrics.port] = "metrics"
+    if port and port in others:
+        # Both would be bound, but only one can listen, which shows when the engine has started.
+        raise ConfigError(f"{where}: got {port}, the port of {others[port]}; allowed: another, or 0")
     if plan.ipc_handshake and not port:
         yield EngineAddress(sockets.handshake_url)
         return
@@ -35,7 +42,6 @@ def address(plan: RustPlan, sockets: Sockets) -> Iterator[EngineAddress]:
         try:
             held.bind((HOST, port))
         except OSError as error:
-            where = plan.knobs.asked.get("handshake_port", "handshake port")
             raise ConfigError(
                 f"{where}: got {port} ({error.strerror}); allowed: a free port of {HOST}, or 0"
             ) from None

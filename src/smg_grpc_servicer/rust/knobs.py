@@ -7,13 +7,15 @@ work; nothing is bound or made before that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from smg_grpc_servicer.core import parsers
 from smg_grpc_servicer.core.parsers import Parser
-from smg_grpc_servicer.core.settings import Setting, Settings, Values
+from smg_grpc_servicer.core.settings import Setting, Settings
+
+Number = TypeVar("Number", int, float)
 
 LEVELS = ("off", "fast", "full")
 _OFF = frozenset({"0", "false", "no", "none"})
@@ -55,21 +57,20 @@ class RustKnobs:
     """Field → the variable that set it, for those that somebody set."""
 
 
-def settings(engine: str) -> Settings:
-    """The variables of one engine, to be resolved with others or alone."""
-    return Settings(*_settings(engine))
+def _at_most(most: int, parser: Parser[Number]) -> Parser[Number]:
+    """The wheel keeps these in types of fixed size, and would name them by its own names."""
+
+    def parse(text: str) -> Number:
+        value = parser(text)
+        if value > most:
+            raise ValueError
+        return value
+
+    return replace(parser, parse=parse, allowed=f"{parser.allowed}, at most {most}")
 
 
-def from_values(values: Values) -> RustKnobs:
-    """What they came to. `values` may hold other settings too."""
-    known = RustKnobs.__dataclass_fields__
-    mine = {name: value for name, value in values.items() if name in known}
-    asked = {
-        name: values.sources[name].removeprefix("env ")
-        for name in mine
-        if values.sources[name] != "default"
-    }
-    return RustKnobs(**mine, asked=asked)  # type: ignore[arg-type]
+_SECONDS = _at_most(10**9, parsers.SECONDS)
+_POSITIVE_SECONDS = _at_most(10**9, parsers.POSITIVE_SECONDS)
 
 
 def resolve(engine: str, environ: Mapping[str, str] | None = None) -> RustKnobs:
@@ -77,7 +78,13 @@ def resolve(engine: str, environ: Mapping[str, str] | None = None) -> RustKnobs:
 
     :raises ConfigError: naming every variable that cannot work.
     """
-    return from_values(settings(engine).resolve(environ=environ))
+    values = Settings(*_settings(engine)).resolve(environ=environ)
+    asked = {
+        name: values.sources[name].removeprefix("env ")
+        for name in values
+        if values.sources[name] != "default"
+    }
+    return RustKnobs(**values, asked=asked)  # type: ignore[arg-type]
 
 
 def _settings(engine: str) -> tuple[Setting[Any], ...]:
@@ -92,35 +99,35 @@ def _settings(engine: str) -> tuple[Setting[Any], ...]:
         ),
         Setting(
             "drain_seconds",
-            parsers.SECONDS,
+            _SECONDS,
             5.0,
             "how long running requests may go on after SIGTERM",
             env=f"{prefix}_DRAIN_SECS",
         ),
         Setting(
             "startup_seconds",
-            parsers.POSITIVE_SECONDS,
+            _POSITIVE_SECONDS,
             1800.0,
             "how long a starting engine may show no sign of life",
             env=f"{prefix}_STARTUP_TIMEOUT_SECS",
         ),
         Setting(
             "startup_ceiling_seconds",
-            parsers.SECONDS,
+            _SECONDS,
             14400.0,
             "how long a start may take in all; 0 = no bound",
             env=f"{prefix}_STARTUP_CEILING_SECS",
         ),
         Setting(
             "silence_seconds",
-            parsers.POSITIVE_SECONDS,
+            _POSITIVE_SECONDS,
             300.0,
             "how long a connected engine with requests in flight may be silent",
             env=f"{prefix}_SILENCE_TIMEOUT_SECS",
         ),
         Setting(
             "prefill_tokens_per_second",
-            parsers.COUNT,
+            _at_most(10**9, parsers.COUNT),
             2000,
             "the pace at which long prompts extend that silence; 0 = they do not",
             env=f"{prefix}_PREFILL_TOKENS_PER_SEC",
@@ -141,14 +148,14 @@ def _settings(engine: str) -> tuple[Setting[Any], ...]:
         ),
         Setting(
             "socket_dir",
-            PATH,
+            FOLDER,
             None,
             "private folder of the sockets between server and engine",
             env="SMG_ZMQ_SOCKET_DIR",
         ),
         Setting(
             "worker_threads",
-            parsers.POSITIVE_INT,
+            _at_most(1024, parsers.POSITIVE_INT),
             None,
             "threads of the Rust server",
             env="SMG_SERVICER_WORKER_THREADS",
@@ -162,8 +169,8 @@ def _warm_up(text: str) -> WarmUpBudget:
         return WarmUpBudget("off")
     level, colon, seconds = word.partition(":")
     if level in LEVELS:
-        return WarmUpBudget(level, parsers.POSITIVE_SECONDS(seconds) if colon else None)
-    return WarmUpBudget("full", parsers.POSITIVE_SECONDS(word))
+        return WarmUpBudget(level, _POSITIVE_SECONDS(seconds) if colon else None)
+    return WarmUpBudget("full", _POSITIVE_SECONDS(word))
 
 
 def _show_warm_up(value: object) -> str:
@@ -177,4 +184,13 @@ WARM_UP = Parser(
     "LEVEL",
     show=_show_warm_up,
 )
-PATH = Parser(lambda text: Path(text.strip()).expanduser(), "a path", "DIR")
+
+
+def _folder(text: str) -> Path:
+    try:
+        return Path(text.strip()).expanduser()
+    except RuntimeError as error:  # ~ of a user that is not there
+        raise ValueError(str(error)) from None
+
+
+FOLDER = Parser(_folder, "a path", "DIR")

@@ -124,8 +124,11 @@ class Family:
         self._looked = monotonic()
 
     def asked_for(self, pids: Iterable[int]) -> None:
-        """Somebody else waits for the exit codes of these."""
-        self._asked_for.update(pids)
+        """These belong to it, and somebody else waits for their exit codes."""
+        for pid in pids:
+            self._asked_for.add(pid)
+            if (found := read(pid)) is not None:
+                self._members[pid] = found.start
 
     def look(self) -> int:
         """Learn who belongs to it now; how many of them are running."""

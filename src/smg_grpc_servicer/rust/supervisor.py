@@ -228,7 +228,8 @@ class Supervision:
         until = monotonic() + self._plan.knobs.drain_seconds
         while (active := self._active()) and self._failure() is None:
             if self._stop.hurry or monotonic() >= until:
-                log.warning("the drain is over; requests in flight are cut: %s", active)
+                what = "connections" if self._server.active_requests is None else "requests"
+                log.warning("the drain is over; %s that are cut: %d", what, active)
                 return
             await self._pause(DRAIN_LOOK)
 

@@ -29,6 +29,8 @@ T = TypeVar("T")
 ABANDON_SECONDS = 3.0
 """How long a load that nobody waits for any more may take to notice that its engine is gone."""
 
+LISTENER_SECONDS = 1.0
+
 
 class LauncherChanged(Exception):
     """This vLLM's launcher is not as we know it; the message says what is missing."""
@@ -131,6 +133,7 @@ class EngineLife:
         if self._served is not None:
             await self._served.close()
         if self._async_llm is not None:
+            await _stop_listening(self._async_llm)
             await asyncio.wrap_future(on_thread(self._async_llm.shutdown, "vllm-shutdown"))
         elif self._loading is not None and not _failed(self._loading):
             await self._abandon(self._loading)
@@ -181,6 +184,14 @@ def on_thread(call: Callable[[], T], name: str) -> Future[T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
+
+
+async def _stop_listening(async_llm: Any) -> None:
+    """vLLM does it only after its engine has ended, whose death it would log with a traceback."""
+    task = getattr(async_llm, "output_handler", None)
+    if isinstance(task, asyncio.Future):
+        task.cancel()
+        await asyncio.wait({task}, timeout=LISTENER_SECONDS)
 
 
 def _failed(future: Future[Any]) -> bool:

@@ -64,11 +64,7 @@ def start(trees: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Star
         try:
             yield child
         finally:
-            if child.process.poll() is None:
-                child.process.kill()
-            child.process.wait()
-            if child.process.stdout is not None:
-                child.process.stdout.close()
+            child.end()
 
     return starting
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from smg_grpc_servicer.kv_events.auto import publisher
 from smg_grpc_servicer.kv_events.decode import fold
 from smg_grpc_servicer.kv_events.endpoints import source
+from smg_grpc_servicer.kv_events.hash_check import VARIABLE
+from smg_grpc_servicer.kv_events.hash_check import make as make_check
+from smg_grpc_servicer.kv_events.history import History
+from smg_grpc_servicer.kv_events.record import RankRecord
 from tests.support.kv_served import kv_served
 
 # Importing vLLM alone takes 10 to 60 s.
@@ -138,3 +143,31 @@ async def test_a_restarted_engine_begins_anew(publishers: list[Any]) -> None:
         again = served.subscribe()
         (first,) = await again.read()
         assert [e.stored.blocks[0].block_hash for e in first.events] == [2]
+
+
+def test_the_hash_check_computes_what_vllm_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`SMG_KV_EVENT_HASH_CHECK`: vLLM's own function and events, its extra keys included."""
+    from vllm.utils.hashing import sha256_cbor
+    from vllm.v1.core import kv_cache_utils as vllm
+
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    vllm.init_none_hash(sha256_cbor)
+    keys = [(("cache_salt", "s"), ("mm", "image", -3)), (("prompt_embeds", DIGEST),), None]
+    tokens, digests, prior = list(range(100, 112)), [], None
+    for at, tagged in enumerate(keys):
+        prior = vllm.hash_block_tokens(sha256_cbor, prior, tokens[4 * at : 4 * at + 4], tagged)
+        digests.append(prior)
+    event = stored(0, extra_keys=vllm.to_event_extra_keys(keys))
+    event.block_hashes = [vllm.maybe_convert_block_hash(digest) for digest in digests]
+    event.token_ids = tokens
+    child = stored(0, event.block_hashes[-1])
+    child.block_hashes = [vllm.hash_block_tokens(sha256_cbor, prior, child.token_ids, None)]
+    adapter = stored(7)
+    adapter.lora_name = "L"
+
+    check = make_check({VARIABLE: "vllm_sha256_cbor"})
+    assert check is not None
+    record = RankRecord(0, History(), can_replay=False, check=check)
+    record.live(0, msgspec.msgpack.encode(batch(event, child, adapter, stored(8))))
+    assert record.totals()["forwarded"] == 4
+    assert check.totals() == {"hash_checked": 4, "hash_mismatch": 1, "hash_unverifiable": 1}

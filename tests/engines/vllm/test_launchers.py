@@ -182,6 +182,22 @@ def test_sigterm_while_the_engine_loads_ends_it_at_once_with_0(
         assert child.exit_code(15) == 0, child.output
 
 
+@pytest.mark.parametrize("form", ["launcher", "old-name"])
+def test_an_interpreter_that_hangs_while_it_closes_is_left_behind(
+    start: Start, form: str, tmp_path: Path
+) -> None:
+    """With some engines a native destructor ended the main thread: exit code 1, 20 s late."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, time\natexit.register(time.sleep, 3600)\n"
+    )
+    with start("0.32.0", form, "--port", "0", first=tmp_path) as child:
+        child.address()
+        child.wait_for("state: serving")
+        child.signal(signal.SIGTERM)
+        assert child.exit_code(10) == 0, child.output
+    assert "stopped, exit code 0" in child.output
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_an_engine_that_does_not_come_up_ends_it_with_1(
     start: Start, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import deque
 from dataclasses import dataclass, field
@@ -31,35 +32,27 @@ EVENT = st.one_of(
     st.builds(lambda h: removed([h]), HASHES),
     st.builds(cleared),
 )
-PUBLISH = st.tuples(st.just("publish"), st.lists(EVENT, max_size=3))
+EVENTS = st.lists(EVENT, max_size=3)
 RESTART = st.tuples(
     st.just("restart"),
     st.tuples(st.lists(st.lists(EVENT, max_size=2), max_size=6), st.booleans(), st.booleans()),
 )
+SPOIL = st.tuples(
+    st.just("spoil"),
+    st.tuples(EVENTS, EVENTS, st.sampled_from(("drop", "duplicate", "swap", "corrupt"))),
+)
+WIRE = ("deliver", "deliver", "connected", "probe")
+READER = ("read", "read", "read", "reconnect", "resume_older")
 STEP = st.one_of(
-    PUBLISH,
-    PUBLISH,
+    st.tuples(st.just("heard"), EVENTS),
+    st.tuples(st.just("heard"), EVENTS),
+    st.tuples(st.just("publish"), EVENTS),
+    SPOIL,
+    SPOIL,
+    st.tuples(st.sampled_from(WIRE), st.none()),
+    st.tuples(st.sampled_from(READER), st.none()),
+    st.tuples(st.sampled_from(READER), st.none()),
     RESTART,
-    st.tuples(
-        st.sampled_from(
-            (
-                "deliver",
-                "deliver",
-                "deliver",
-                "drop",
-                "duplicate",
-                "swap",
-                "corrupt",
-                "connected",
-                "probe",
-                "read",
-                "read",
-                "reconnect",
-                "resume_lower",
-            )
-        ),
-        st.none(),
-    ),
 )
 
 
@@ -77,6 +70,8 @@ class World:
     wire: deque[tuple[int, bytes]] = field(default_factory=deque)
     index: Index = field(default_factory=Index)
     place: Place = field(default_factory=Place)
+    older: tuple[Index, int] | None = None
+    """What the subscriber had at some time before, and of which epoch."""
     away: bool = False
     """The relay has lost the publisher and not noticed yet that it is there again."""
 
@@ -91,6 +86,18 @@ class World:
     def publish(self, events: list[dict[str, object]]) -> None:
         sequence = self.engine.publish(events)
         self.wire.append((sequence, self.engine.batches[sequence]))
+
+    def heard(self, events: list[dict[str, object]]) -> None:
+        """Published, and nothing is on the wire any more."""
+        self.publish(events)
+        while self.wire:
+            self.deliver()
+
+    def spoil(self, how: tuple[list[dict[str, object]], list[dict[str, object]], str]) -> None:
+        """Two more batches on the wire, and what happens to the first one there."""
+        self.publish(how[0])
+        self.publish(how[1])
+        getattr(self, how[2])()
 
     def deliver(self) -> None:
         if self.wire:
@@ -180,12 +187,15 @@ class World:
         self.place = Place()
 
     def reconnect(self) -> None:
+        self.older = copy.deepcopy(self.index), self.place.epoch
         self.resume_at(self.index.cursor)
 
-    def resume_lower(self) -> None:
-        """It comes back with an older state: one more reason for a cursor out of the history."""
-        if self.place.at is not None and self.history.view().epoch == self.place.epoch:
-            self.dropped()
+    def resume_older(self) -> None:
+        """It comes back with a state of before."""
+        if self.older is not None:
+            index, self.place.epoch = self.older
+            self.index = copy.deepcopy(index)
+            self.resume_at(self.index.cursor)
 
     def resume_at(self, cursor: int) -> None:
         view = self.history.view()
@@ -201,7 +211,7 @@ class World:
     can_replay=st.booleans(),
     kept=st.integers(1, 30),
     batches=st.integers(1, 12),
-    steps=st.lists(STEP, max_size=30),
+    steps=st.lists(STEP, min_size=10, max_size=40),
 )
 def test_the_index_is_the_engines_or_the_subscriber_was_told(
     can_replay: bool, kept: int, batches: int, steps: list[tuple[str, object]]

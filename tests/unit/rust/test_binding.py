@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,12 +19,22 @@ from smg_grpc_servicer.rust.plan import Keyword
 class Older:
     """The members of smg 1.13.0's server."""
 
-    def __init__(self, bind_address: str, *, vocab_size: int = 0, error: object = None) -> None:
+    address, engine_ready, running = "127.0.0.1:1", False, True
+    last_error: str | None = None
+
+    def __init__(
+        self,
+        bind_address: str,
+        ipc_base_url: str = "",
+        handshake_address: str = "",
+        model_path: str = "",
+        *,
+        vocab_size: int = 0,
+        error: object = None,
+    ) -> None:
         if isinstance(error, Exception):
             raise error
         self.calls: list[tuple[object, ...]] = []
-        self.address, self.engine_ready, self.running = "127.0.0.1:1", False, True
-        self.last_error: str | None = None
 
     def note_engine_alive(self) -> None:
         self.calls.append(("alive",))
@@ -94,6 +105,7 @@ def test_what_is_needed_or_asked_for_is_refused() -> None:
     [
         (ValueError("invalid servicer config: x"), "smg in /nowhere: invalid servicer config: x"),
         (TypeError("'str' object"), "smg in /nowhere: 'str' object"),
+        (OSError(98, "in use"), "--host, --port: [Errno 98] in use"),
         (RuntimeError("failed to bind a:1: in use"), "--host, --port: failed to bind a:1: in use"),
         (RuntimeError("metrics listener: in use"), "--metrics-port: metrics listener: in use"),
     ],
@@ -128,7 +140,9 @@ def test_what_a_newer_wheel_has() -> None:
 def test_description() -> None:
     lines = made(Older).describe()
     assert lines[0] == "smg in /nowhere, Server"
-    assert lines[-1] == "  takes bind_address, error, vocab_size"
+    assert lines[-1] == (
+        "  takes bind_address, error, handshake_address, ipc_base_url, model_path, vocab_size"
+    )
     told = "have media processed in this process (media_processor)"
     assert f"  cannot {told}" in lines
     told = "tell when KV events are being read (kv_relay_subscribed)"
@@ -146,6 +160,50 @@ def test_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wheel_without_the_engine() -> None:
     with pytest.raises(ConfigError, match="it has no Missing; install a newer one"):
         made(Older, "Missing")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("raise RuntimeError('ABI 9')", "the wheel smg cannot be loaded (RuntimeError: ABI 9); in"),
+        ("import ctypes; ctypes.CDLL('/no.so')", "the wheel smg cannot be loaded (OSError: /no.so"),
+        ("def (", "the wheel smg cannot be loaded (SyntaxError: "),
+        ("Server = 3", "smg in {}: its Server does not say what it takes"),
+        ("Server = int", "smg in {}: its Server does not say what it takes"),
+        ("class Server: pass", "smg in {}: its Server has no address, no bind_address, no engine"),
+    ],
+)
+def test_whatever_lies_there_is_one_line(
+    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half an installation, one for another Python, an empty class: exit code 2, no traceback."""
+    (tmp_path / "smg").mkdir()
+    (tmp_path / "smg" / "__init__.py").touch()
+    (tmp_path / "smg" / "servicer.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("smg", "smg.servicer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            load_binding("Server")
+    finally:
+        for name in ("smg", "smg.servicer"):
+            sys.modules.pop(name, None)
+    assert str(caught.value).startswith(told.format(tmp_path))
+
+
+@pytest.mark.parametrize(("level", "rusts"), [("warning", "warn"), ("debug", "debug"), (None, None)])
+def test_levels_in_rusts_words(
+    level: str | None, rusts: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes `warning` for the name of a module, and then says nothing, not even errors."""
+    given: list[str | None] = []
+    module = ModuleType("smg.servicer")
+    vars(module).update(init_servicer_tracing=given.append)
+    monkeypatch.setitem(sys.modules, "smg", ModuleType("smg"))
+    monkeypatch.setitem(sys.modules, "smg.servicer", module)
+    binding.init_tracing(level)
+    assert given == [rusts]
 
 
 def running(raw: Any) -> RunningServer:

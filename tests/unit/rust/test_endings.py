@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,3 +109,30 @@ async def test_three_signals(monkeypatch: pytest.MonkeyPatch) -> None:
         await until(lambda: bool(left))
         assert left == [128 + signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+async def test_the_system_never_ends_us_between_two_handlers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Removing the loop's handler puts the system's in its place: a third signal that came in that
+    moment ended the server at once and left its engine.
+    """
+    stop = Stop()
+    woken = asyncio.Event()
+    set_to: list[object] = []
+    stock = signal.signal
+
+    def watched(number: int, handler: Any) -> Any:
+        set_to.append(handler)
+        return stock(number, handler)
+
+    with stop.heard(woken.set):
+        monkeypatch.setattr(signal, "signal", watched)
+        for _ in range(2):
+            woken.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(woken.wait(), 5)
+        assert stop.hurry
+        assert set_to
+        assert not {signal.SIG_DFL, signal.default_int_handler} & set(set_to)
+        monkeypatch.undo()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.network import Address
 from smg_grpc_servicer.rust import connections, handshake
 from smg_grpc_servicer.rust.knobs import RustKnobs
 from smg_grpc_servicer.rust.plan import EngineAddress, EngineHandle, RustPlan
@@ -64,6 +65,19 @@ def test_a_port_that_was_asked_for() -> None:
                 handshake.address(again, SOCKETS),
             ):
                 pass
+
+
+@pytest.mark.parametrize("of", ["the server", "metrics"])
+def test_a_port_that_was_asked_for_twice(of: str) -> None:
+    """Both are bound and one listens: told when the engine had loaded, with exit code 1."""
+    asked = RustKnobs(handshake_port=5557, asked={"handshake_port": "SMG_X"})
+    metrics = Address("127.0.0.1", 5557) if of == "metrics" else None
+    twice = replace(PLAN, knobs=asked, port=0 if metrics else 5557, metrics=metrics)
+    with (
+        pytest.raises(ConfigError, match=f"^SMG_X: got 5557, the port of {of}; allowed: another"),
+        handshake.address(twice, SOCKETS),
+    ):
+        pass
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")

@@ -82,6 +82,13 @@ def test_no_warm_up(text: str) -> None:
         ("SILENCE_TIMEOUT_SECS", "0"),
         ("PREFILL_TOKENS_PER_SEC", "1.5"),
         ("KV_EVENTS", "maybe"),
+        # More than the wheel's types hold: it would name a keyword that nobody has heard of.
+        ("DRAIN_SECS", "1e300"),
+        ("STARTUP_TIMEOUT_SECS", "1e10"),
+        ("STARTUP_CEILING_SECS", "1e300"),
+        ("SILENCE_TIMEOUT_SECS", "1e300"),
+        ("PREFILL_TOKENS_PER_SEC", "1" + 40 * "0"),
+        ("WARMUP", "full:1e300"),
     ],
 )
 def test_refused(name: str, text: str) -> None:
@@ -100,5 +107,11 @@ def test_all_faults_at_once() -> None:
 
 def test_what_rust_reads_itself_is_checked_too() -> None:
     """A servicer that takes one thread for a typing error is found out in production."""
-    with pytest.raises(ConfigError, match=r"^SMG_SERVICER_WORKER_THREADS: got 'four'"):
-        knobs.resolve("vllm", {"SMG_SERVICER_WORKER_THREADS": "four"})
+    for text in ("four", "0", "100000"):
+        with pytest.raises(ConfigError, match=rf"^SMG_SERVICER_WORKER_THREADS: got '{text}'"):
+            knobs.resolve("vllm", {"SMG_SERVICER_WORKER_THREADS": text})
+
+
+def test_the_home_of_nobody() -> None:
+    with pytest.raises(ConfigError, match=r"^SMG_ZMQ_SOCKET_DIR: got '~no-such-user/x'"):
+        knobs.resolve("vllm", {"SMG_ZMQ_SOCKET_DIR": "~no-such-user/x"})

@@ -35,6 +35,10 @@ class Server:
     made: Server
     active_requests = 0
     kv_relay_subscribed = True
+    address = "0.0.0.0:1234"
+    engine_ready = False
+    running = True
+    last_error: str | None = None
 
     def __init__(
         self,
@@ -51,10 +55,6 @@ class Server:
         Server.made = self
         self.given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         self.calls: list[tuple[object, ...]] = []
-        self.address = "0.0.0.0:1234"
-        self.engine_ready = False
-        self.running = True
-        self.last_error: str | None = None
         self.stopping: Callable[[], object] = lambda: None
 
     def note_engine_alive(self) -> None:

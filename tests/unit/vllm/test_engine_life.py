@@ -25,6 +25,7 @@ class FakeLlm:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.output_handler: asyncio.Future[Any] | None = None
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         self.calls.append("tasks")
@@ -87,6 +88,20 @@ async def test_the_loop_runs_while_the_engine_loads() -> None:
     await life.close()
     assert load.servicer.closed
     assert load.llm.calls == ["tasks", "shutdown"]
+
+
+async def test_vllm_is_told_to_stop_listening_before_its_engine_ends() -> None:
+    """Or it logs a traceback about the death of an engine that was shut down."""
+    load = Load()
+    load.go.set()
+    life = load.life()
+    await life.start()
+    listening = asyncio.ensure_future(asyncio.Event().wait())
+    load.llm.output_handler = listening
+    told: list[bool] = []
+    load.llm.shutdown = lambda: told.append(listening.cancelled())  # type: ignore[method-assign]
+    await life.close()
+    assert told == [True]
 
 
 async def test_the_figures_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:

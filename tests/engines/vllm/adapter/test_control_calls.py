@@ -126,9 +126,12 @@ async def test_flushing_waits_for_blocks_in_use() -> None:
         llm.resets = [False, False, True]
         assert (await server.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=9))).success
         llm.resets = [False]
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await server.stub.FlushCache(common_pb2.FlushCacheRequest())
-        assert refused.value.code() is CODE.FAILED_PRECONDITION
+        refused = await server.stub.FlushCache(common_pb2.FlushCacheRequest())
+        assert not refused.success
+        assert "rank 0 is in use" in refused.message
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await server.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=0.01))
+        assert late.value.code() is CODE.DEADLINE_EXCEEDED
 
 
 async def test_the_profiler_is_started_and_stopped() -> None:

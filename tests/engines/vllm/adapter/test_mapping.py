@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import grpc
@@ -159,6 +160,22 @@ async def test_a_text_is_tokenized_by_vllms_tokenizer() -> None:
         history = await server.generate(text="hi", max_tokens=2)
         assert server.llm.calls[0].prompt["prompt_token_ids"] == [3 + ord("h"), 3 + ord("i")]
         assert history.complete().prompt_tokens == 2
+
+
+async def test_a_text_is_tokenized_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weak point 10: a long text held up everybody."""
+    seen: list[str] = []
+
+    class Tokenizer:
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            seen.append(threading.current_thread().name)
+            return [5, 6]
+
+    llm = StubAsyncLLM()
+    monkeypatch.setattr(llm, "get_tokenizer", Tokenizer)
+    async with served_vllm(llm) as server:
+        assert (await server.generate(text="hi", max_tokens=1)).code is CODE.OK
+    assert [name.startswith("vllm-tokenize") for name in seen] == [True]
 
 
 async def test_trace_headers_go_on_only_where_vllm_traces() -> None:

@@ -1,4 +1,4 @@
-"""Embeddings of a real model over gRPC and through the router: those of vLLM's own `LLM.embed`."""
+"""Embeddings of a real model over gRPC and through the router: those of vLLM's own HTTP server."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ import pytest
 
 from tests.support.client import Client, connected
 from tests.support.embedding_model import minilm
-from tests.support.real_vllm import VLLM, run_module, serving
-from tests.support.router import Router, routing
+from tests.support.real_vllm import VLLM, run_module, serving, serving_http
+from tests.support.router import Router, ask, routing
 from tests.support.servers import Server
 
 NAME = "embedder"
-FLAGS = ("--runner", "pooling", "--enforce-eager", "--dtype", "float32", "--max-num-seqs", "16")
+FLAGS = (
+    "--served-model-name", NAME, "--runner", "pooling", "--enforce-eager", "--dtype", "float32",
+    "--max-num-seqs", "16",
+)  # fmt: skip
 _serial = count()
 TEXTS = ("the weather in paris", "hello world")
 
@@ -54,6 +57,14 @@ def tokenizer(path: Path) -> Any:
     return Tokenizer.from_file(str(path / "tokenizer.json"))
 
 
+async def http_embeddings(port: int, prompts: list[list[int]]) -> list[list[float]]:
+    body = {"model": NAME, "input": prompts, "encoding_format": "float"}
+    answer = await asyncio.to_thread(ask, port, "POST", "/v1/embeddings", body)
+    assert answer.status == 200, answer.text
+    rows = sorted(answer.json["data"], key=lambda row: row["index"])
+    return [row["embedding"] for row in rows]
+
+
 @pytest.fixture(scope="module")
 async def embedder(one_loop: None, home: Path) -> AsyncIterator[Embedder]:
     path = await asyncio.to_thread(minilm)
@@ -64,15 +75,13 @@ async def embedder(one_loop: None, home: Path) -> AsyncIterator[Embedder]:
     prompts = [[dice.randrange(900) for _ in range(1 + 11 * at)] for at in range(12)]
     words = tokenizer(path)
     prompts += [words.encode(text).ids for text in TEXTS]
-    asked, out = home / "ids.json", home / "embeddings.json"
-    asked.write_text(json.dumps(prompts))
-    oracle = ("tests.support.vllm_oracle", str(path), str(out), "--embed", str(asked))
-    await run_module(home, *oracle)
+    async with serving_http(home, path, *FLAGS) as port:
+        vectors = await http_embeddings(port, prompts)
     async with (
-        serving(home, path, "--served-model-name", NAME, *FLAGS) as server,
+        serving(home, path, *FLAGS) as server,
         connected(server.address, VLLM) as client,
     ):
-        yield Embedder(server, client, path, prompts, json.loads(out.read_text()))
+        yield Embedder(server, client, path, prompts, vectors)
 
 
 @pytest.fixture(scope="module")

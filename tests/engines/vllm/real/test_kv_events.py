@@ -116,7 +116,7 @@ async def test_load_records_tell_of_running_requests(client: Client) -> None:
 async def test_the_router_goes_by_the_engines_own_events(
     client: Client, front: Front, words: Any
 ) -> None:
-    """A prompt that the engine has, and the router never saw, goes there; the rest of it as well."""
+    """A prompt that the engine has, and the router never saw, goes there; what begins so, too."""
     info = await client.stub.GetServerInfo(client.pb.GetServerInfoRequest())
     mine, others = text_of(1, 500), text_of(2, 500)
     await client.ids(words.encode(mine).ids, max_tokens=1)

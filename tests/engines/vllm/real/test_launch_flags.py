@@ -21,6 +21,7 @@ from tests.support.real_vllm import ENGINE, NAME, SEQUENCES, VLLM, serving
 from tests.support.router import routing
 from tests.support.servers import Server
 from tests.support.vllm_cases import prompt
+from tests.support.wait import until
 
 CONNECTOR, TOLD = "NixlConnector", "told.jsonl"
 """Of `tests.support.vllm_connector`, which can be imported only beside vLLM."""
@@ -48,10 +49,10 @@ class Equipped:
         lines = file.read_text().splitlines() if file.exists() else []
         return [json.loads(line) for line in lines]
 
-    async def told_more_than(self, count: int) -> list[dict[str, Any]]:
-        while len(told := self.told()) <= count:
-            await asyncio.sleep(0.01)
-        return told[count:]
+    async def hears(self, since: int, count: int = 1) -> list[dict[str, Any]]:
+        """What came after the first `since`, once it is that much."""
+        await until(lambda: len(self.told()) >= since + count, seconds=5.0)
+        return self.told()[since:]
 
     async def flush(self) -> None:
         answer = await self.client.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=5))
@@ -150,7 +151,7 @@ async def test_a_refused_decode_is_told_to_the_connector_once(
     before = len(equipped.told())
     refused = await equipped.leg(prompt(300, 81), params, temperature=-1.0, stream=stream)
     assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
-    (told,) = await asyncio.wait_for(equipped.told_more_than(before), 5)
+    (told,) = await equipped.hears(before)
     assert told["params"] == json.loads(params)
     assert (told["status"], told["loaded"]) == ("FINISHED_ABORTED", None)
     assert check(await equipped.leg(prompt(300, 81), params)) == []
@@ -167,7 +168,7 @@ async def test_a_decode_that_leaves_is_told_to_the_connector_once(equipped: Equi
     call = equipped.client.stub.Generate(request)
     await call.read()
     call.cancel()
-    (told,) = await asyncio.wait_for(equipped.told_more_than(before), 5)
+    (told,) = await equipped.hears(before)
     assert told["params"] == json.loads(params)
     await equipped.leg(ids, None, max_tokens=1)
     assert len(equipped.told()) == before + 2
@@ -183,23 +184,27 @@ async def test_the_router_pairs_its_two_legs(
         "--prefill", f"grpc://127.0.0.1:{port}",
         "--decode", f"grpc://localhost:{port}",
     )  # fmt: skip
+    ids = words.encode("one two three " * 60).ids
     async with routing(tmp_path, options=options) as router:
         await router.serves(NAME)
-        before = len(equipped.told())
-        body = {"model": NAME, "temperature": 0, "prompt": "one two three " * 60, "max_tokens": 9}
-        answer = await router.post("/v1/completions", **body, ignore_eos=True)
-        assert answer.status == 200, answer.text
-        prefill, decode = equipped.told()[before:]
-    assert prefill["params"]["do_remote_decode"]
-    assert decode["params"]["do_remote_prefill"]
-    assert decode["params"]["echo"] == prefill["params"]
-    ids = words.encode("one two three " * 60).ids
-    assert decode["loaded"] == 0  # the same worker: its prefix cache has them
-    assert answer.json["usage"]["prompt_tokens"] == len(ids)
-    assert answer.json["usage"]["completion_tokens"] == 9
+        for stream in (False, True):
+            before = len(equipped.told())
+            body = {"model": NAME, "temperature": 0, "max_tokens": 9, "ignore_eos": True}
+            if stream:
+                body |= {"stream": True, "stream_options": {"include_usage": True}}
+            answer = await router.post("/v1/completions", prompt="one two three " * 60, **body)
+            assert answer.status == 200, answer.text
+            prefill, decode = await equipped.hears(before, 2)
+            assert prefill["params"]["do_remote_decode"] is True
+            assert decode["params"]["do_remote_prefill"] is True
+            assert decode["params"]["echo"] == prefill["params"]
+            parts = answer.events if stream else [answer.json]
+            usage = [part["usage"] for part in parts if part.get("usage")][-1]
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(ids), 9)
 
 
 async def test_the_profiler_writes_a_trace(equipped: Equipped) -> None:
+    """A second start is a conflict that vLLM itself names."""
     stub = equipped.client.stub
     start = common_pb2.StartProfileRequest()
     assert (await stub.StartProfile(start)).success
@@ -218,8 +223,8 @@ async def test_loads_without_the_engines_statistics(equipped: Equipped) -> None:
     """T9 and weak point 15: a worker with `--disable-log-stats` read as idle for ever."""
     client = equipped.client
     many = SEQUENCES + 4
-    first, history = await client.begin(prompt(20, 84), max_tokens=300)
-    requests = [client.request(prompt(20, 85 + at), max_tokens=300) for at in range(many - 1)]
+    first, history = await client.begin(prompt(20, 84), max_tokens=150)
+    requests = [client.request(prompt(20, 85 + at), max_tokens=150) for at in range(many - 1)]
     running = [asyncio.ensure_future(history.record(first))]
     running += [asyncio.ensure_future(client.send(request)) for request in requests]
     await client.until_active(many)

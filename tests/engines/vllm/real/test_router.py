@@ -142,13 +142,16 @@ async def test_json_schema(router: Router, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_stop_string(router: Router, stream: bool) -> None:
+async def test_a_stop_string(router: Router, client: Client, words: Any, stream: bool) -> None:
     """A word of the answer ends it before that word."""
     plain = contents(await chat(router, "hello", max_tokens=40), stream=False)[0]
     word = next(word for word in plain.split()[1:] if word.isascii() and len(word) > 2)
+    ids = words.encode(rendered("hello")).ids
+    wanted = await client.ids(ids, max_tokens=40, ignore_eos=False, stop=[word])
     answer = await chat(router, "hello", max_tokens=40, stop=[word], stream=stream)
     assert contents(answer, stream=stream) == [plain[: plain.index(word)]]
     assert reasons(answer, stream=stream) == ["stop"]
+    assert counts(answer, stream=stream) == (len(ids), len(wanted))
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -199,14 +202,30 @@ async def test_many_streams_are_all_exact(router: Router, client: Client, words:
     await client.until_active(0)
 
 
-async def test_a_client_that_leaves_frees_the_engine(router: Router, client: Client) -> None:
-    """C3: gone in the middle of a long stream, its slot is free within a second."""
-    stream = await router.begin(
-        "/v1/completions", **GREEDY, prompt="one", max_tokens=900, ignore_eos=True
-    )
-    assert await client.active() == 1
-    stream.leave()
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_frees_the_engine(
+    router: Router, client: Client, stream: bool
+) -> None:
+    """C3: gone in the middle of a long answer, its slot is free within a second."""
+    body = {**GREEDY, "prompt": "one", "max_tokens": 900, "ignore_eos": True}
+    if stream:
+        (await router.begin("/v1/completions", **body)).leave()
+    else:
+        await router.ask_and_leave("/v1/completions", lambda: client.until_active(1), **body)
     assert await client.until_active(0) < 1
     await client.ids([5, 6], max_tokens=1)
     (row,) = (await client.stub.GetLoads(client.pb.GetLoadsRequest())).loads
     assert row.num_running_reqs == 0
+
+
+async def test_the_cache_is_flushed_and_a_busy_one_is_not(router: Router, client: Client) -> None:
+    """`success=false` of a worker in use reaches the operator with its reason."""
+    assert (await router.post("/flush_cache")).status == 200
+    call, _ = await client.begin([5, 6, 7] * 50, max_tokens=800)
+    busy = await router.post("/flush_cache")
+    assert busy.status == 206
+    ((refused,), flushed) = busy.json["failed"], busy.json["successful"]
+    assert "in use" in refused["error"]
+    assert flushed == []
+    call.cancel()
+    await client.until_active(0)
