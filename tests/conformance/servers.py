@@ -17,6 +17,7 @@ from smg_grpc_servicer.core.binding import channel_options
 from smg_grpc_servicer.core.health import HealthServicer, StatusBoard
 from smg_grpc_servicer.core.options import ServerOptions
 from smg_grpc_servicer.core.server import GrpcServer
+from smg_grpc_servicer.core.requests import RequestTable
 from smg_grpc_servicer.core.servicer import CoreServicer
 from smg_grpc_servicer.testing.dialects import Dialect
 from smg_grpc_servicer.testing.fake_engine import FakeEngine
@@ -43,7 +44,6 @@ def slow_engine(tokenizer: str | None = None) -> FakeEngine:
 async def conforming(dialect: Dialect, tokenizer: str | None = None) -> AsyncIterator[str]:
     """Our servicer as our own server serves it; the tables are empty at the end."""
     engine, board = slow_engine(tokenizer), StatusBoard()
-    # A message for every step: what a mutant spoils has to be there on a busy machine too.
     servicer = servicer_for(dialect, engine, board, coalesce_seconds=0.0)
     server = GrpcServer(ServerOptions(), board)
     server.add(lambda on: dialect.registrar()(servicer, on), dialect.service)
@@ -82,7 +82,10 @@ async def spoiled(
     if options is None:
         options = list(channel_options(2**29, 2**29))
     server = grpc.aio.server(options=options)
-    dialect.registrar()(servicer(engine, board), server)
+    spoilt = servicer(engine, board)
+    # A message for every step: what a mutant spoils has to be there on a busy machine too.
+    spoilt.table = board.progress = RequestTable(longest_hold=0.0)
+    dialect.registrar()(spoilt, server)
     health_pb2_grpc.add_HealthServicer_to_server(health(board, [dialect.service]), server)
     more(server)
     port = server.add_insecure_port("127.0.0.1:0")

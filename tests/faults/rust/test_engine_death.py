@@ -138,14 +138,17 @@ async def test_what_the_engine_started_ends_with_it(binding: Wheel, folder: Path
         assert not exists(engine)
 
 
-async def test_a_killed_server_leaves_no_engine(folder: Path) -> None:
+@pytest.mark.parametrize("moment", ["", "at hello", "at registered", "serving on grpc://"])
+async def test_a_killed_server_leaves_no_engine(folder: Path, moment: str) -> None:
     """The published launcher's engine goes on: nobody tells it that its parent is gone."""
     async with served(wheel("older"), folder) as server:
-        await server.saying("serving on grpc://")
-        engine = server.engine
-        assert engine is not None
+        if moment:
+            await server.saying(moment)
+            assert server.engine is not None
+        # Otherwise the engine is just being started: it may not have asked yet to be told.
         server.child.signal(signal.SIGKILL)
-        await until(lambda: not exists(engine), 10)
+        await server.exit_code(10)
+        await until(lambda: server.engine is None, 10)
 
 
 async def test_not_even_a_stubborn_one(folder: Path) -> None:

@@ -53,6 +53,17 @@ async def test_a_drain_has_a_bound(binding: Wheel, folder: Path) -> None:
         assert f"{what} that are cut: 1" in server.child.output
 
 
+async def test_a_client_that_stays_connected(binding: Wheel, folder: Path) -> None:
+    """A gateway does: it holds nothing up but the drain of a wheel that counts no requests."""
+    async with served(binding, folder, DRAIN_SECS="2") as server:
+        await server.saying("serving on grpc://")
+        assert len(await server.client.ids(PROMPT, max_tokens=3)) == 3
+        server.child.signal(SIGTERM)
+        assert await server.exit_code(10) == 0
+        assert ("the drain is over" in server.child.output) is not binding.counts
+        assert server.files == []
+
+
 async def test_a_second_signal_does_not_wait(binding: Wheel, folder: Path) -> None:
     """Neither for requests nor for an engine that will not end; all is cleaned up the same."""
     core = (*PACED, "--stubborn")
