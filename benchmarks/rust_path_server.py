@@ -43,8 +43,7 @@ async def main(model: str, folder: Path, *flags: str) -> None:
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await server.stop(0)
     llm.shutdown()
-    for process in engine.processes:
-        process.kill()  # type: ignore[attr-defined]
+    engine.kill()
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from smg_grpc_servicer.conformance.target import Target
 from smg_grpc_servicer.core.binding import channel_options
 from smg_grpc_servicer.core.health import HealthServicer, StatusBoard
 from smg_grpc_servicer.core.options import ServerOptions
-from smg_grpc_servicer.core.server import GrpcServer
 from smg_grpc_servicer.core.requests import RequestTable
+from smg_grpc_servicer.core.server import GrpcServer
 from smg_grpc_servicer.core.servicer import CoreServicer
 from smg_grpc_servicer.testing.dialects import Dialect
 from smg_grpc_servicer.testing.fake_engine import FakeEngine

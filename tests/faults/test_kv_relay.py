@@ -277,6 +277,28 @@ async def test_once_the_history_has_rolled_a_new_subscriber_gets_the_live_blocks
             assert {h for _, h in subscription.index.blocks} == {1, 2, 4, 5, 6, 7, 8, 9}
 
 
+async def test_a_reader_that_stalls_is_brought_up_to_date_or_told() -> None:
+    """J1: a slow reader and a flood: what it reads later makes a right index, or is a DATA_LOSS."""
+    with publishing() as publisher:
+        async with kv_served([of(publisher)], batches=20) as served:
+            subscription = served.subscribe()
+            publisher.publish(batch(0))
+            await subscription.read()
+            last = 0
+            while served.service.statistics()["lag_batches"] <= 20:
+                # More than fits into what gRPC and the kernel hold for a reader.
+                for _ in range(50):
+                    last += 1
+                    publisher.publish(payload(*(stored([1000 * last + n]) for n in range(300))))
+                await seen(served, last)
+            truth = {0} | {1000 * at + n for at in range(1, last + 1) for n in range(300)}
+            while subscription.index.cursor < last:
+                await subscription.read()
+            assert any(b.HasField("snapshot") for b in subscription.batches)
+            assert {h for _, h in subscription.index.blocks} == truth
+            subscription.call.cancel()
+
+
 async def test_each_rank_keeps_its_own_numbers() -> None:
     with publishing() as zero, publishing() as one:
         zero.publish(*(batch(n) for n in range(3)))

@@ -16,7 +16,6 @@ from smg_grpc_servicer.core.process import run
 from smg_grpc_servicer.rust import child, knobs
 from smg_grpc_servicer.rust.plan import (
     EngineAddress,
-    EngineHandle,
     EngineProcess,
     Keyword,
     RustPlan,
@@ -46,13 +45,13 @@ def main() -> int:
     given = parser.parse_args()
     logs.configure("debug")
 
-    def launch(address: EngineAddress) -> EngineHandle:
+    def launch(address: EngineAddress) -> list[EngineProcess]:
         processes: list[EngineProcess] = []
         for rank in range(given.ranks):
             flags = ["--handshake", address.url, "--index", str(rank), *given.core]
             core = stub_core.options(flags)
-            processes += child.start(stub_core.run, core, grace=given.grace).processes
-        return EngineHandle(processes)
+            processes.append(child.start(stub_core.run, core, grace=given.grace))
+        return processes
 
     async def main() -> int:
         plan = RustPlan(

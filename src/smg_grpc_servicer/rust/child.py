@@ -1,6 +1,6 @@
 """An engine as a child process that does not outlive us.
 
-    handle = start(run_headless, args)
+    process = start(run_headless, args)
 
 The child is a fresh Python (Rust's threads are in ours, so nothing may be forked) in a session of
 its own, so that Ctrl-C in a terminal reaches us alone. When we end, however, the kernel sends it
@@ -24,8 +24,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smg_grpc_servicer.rust.plan import EngineHandle
-
 GRACE = 15.0
 """Seconds an engine has to end by itself after we are gone."""
 
@@ -37,7 +35,7 @@ def start(
     *arguments: object,
     env: Mapping[str, str] | None = None,
     grace: float = GRACE,
-) -> EngineHandle:
+) -> subprocess.Popen[bytes]:
     """Call `target(*arguments)` in a child; its exit code is the int (or None) that comes back.
 
     Call it on the thread that lives as long as this process: the kernel tells the child of the
@@ -48,13 +46,12 @@ def start(
         pickle.dump(sys.path, file)
         pickle.dump((target, arguments), file)
         file.seek(0)
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", __name__, str(os.getpid()), str(grace)],
             stdin=file,
             env=None if env is None else dict(env),
             start_new_session=True,
         )
-    return EngineHandle((process,))
 
 
 def die_with(parent: int, grace: float = GRACE) -> None:

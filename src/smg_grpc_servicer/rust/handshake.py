@@ -33,7 +33,9 @@ def address(plan: RustPlan, sockets: Sockets) -> Iterator[EngineAddress]:
         others[plan.metrics.port] = "metrics"
     if port and port in others:
         # Both would be bound, but only one can listen, which shows when the engine has started.
-        raise ConfigError(f"{where}: got {port}, the port of {others[port]}; allowed: another, or 0")
+        raise ConfigError(
+            f"{where}: got {port}, the port of {others[port]}; allowed: another, or 0"
+        )
     if plan.ipc_handshake and not port:
         yield EngineAddress(sockets.handshake_url)
         return

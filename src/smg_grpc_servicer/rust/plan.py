@@ -63,16 +63,10 @@ class EngineProcess(Protocol):
         """None while it runs; its exit code, or minus the signal that ended it. Reaps it."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineHandle:
-    """A started engine. The end of any of its processes is the end of the engine."""
-
-    processes: Sequence[EngineProcess]
-
-
-Launch = Callable[[EngineAddress], EngineHandle]
-"""Starts the engine and returns at once. Called on the event loop's thread, which is the one whose
-end the kernel tells to children, so nothing may start the engine from a pool's thread."""
+Launch = Callable[[EngineAddress], Sequence[EngineProcess]]
+"""Starts the engine and returns its processes at once; the end of any of them is its end. Called on
+the event loop's thread, which is the one whose end the kernel tells to children, so nothing may
+start the engine from a pool's thread."""
 
 WarmUp = Callable[[str], Coroutine[Any, Any, None]]
 """Warms the server at `host:port` up. It serves afterwards, whatever comes of it."""

@@ -150,9 +150,9 @@ class Supervision:
         """None when we were asked to stop, what failed otherwise."""
         if self._stop.asked():
             return None
-        handle = self._plan.launch(address)
-        self._family.asked_for(process.pid for process in handle.processes)
-        self._watch = Watch(handle.processes, self._woken.set)
+        processes = self._plan.launch(address)
+        self._family.asked_for(process.pid for process in processes)
+        self._watch = Watch(processes, self._woken.set)
         started = monotonic()
         look_seconds = min(STARTING_FAMILY_LOOK, self._plan.knobs.startup_seconds / 4)
         while not self._server.engine_ready:

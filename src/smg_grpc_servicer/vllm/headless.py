@@ -19,7 +19,7 @@ from typing import Any
 
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.rust import child
-from smg_grpc_servicer.rust.plan import EngineAddress, EngineHandle
+from smg_grpc_servicer.rust.plan import EngineAddress, EngineProcess
 from smg_grpc_servicer.vllm import engine_guard, log_lines
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def aimed(args: argparse.Namespace) -> argparse.Namespace:
 
 def launch(
     args: argparse.Namespace, address: EngineAddress, refused: frozenset[str]
-) -> EngineHandle:
+) -> EngineProcess:
     """Start it; `refused` are what `engine_guard.install` takes."""
     environ = {START_METHOD: "spawn", **os.environ}
     return child.start(run, aimed(args), address, refused, env=environ)

@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.network import Address
@@ -23,7 +23,7 @@ from smg_grpc_servicer.core.process import print_config_error
 from smg_grpc_servicer.rust import knobs, supervisor
 from smg_grpc_servicer.rust.binding import Binding, init_tracing, load_binding
 from smg_grpc_servicer.rust.knobs import RustKnobs
-from smg_grpc_servicer.rust.plan import EngineAddress, EngineHandle, RustPlan
+from smg_grpc_servicer.rust.plan import Launch, RustPlan
 from smg_grpc_servicer.vllm import engine_guard, headless, kv_events
 from smg_grpc_servicer.vllm.engine_life import on_thread
 from smg_grpc_servicer.vllm.facts import installed_version
@@ -34,9 +34,6 @@ from smg_grpc_servicer.vllm.rust_options import refuse_what_rust_lacks
 from smg_grpc_servicer.vllm.tokenizer_dir import tokenizer_dir
 from smg_grpc_servicer.vllm.upstream import require_upstream_hook, upstream_hook_installed
 from smg_grpc_servicer.vllm.warm_up import probe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["require_upstream_hook", "serve", "serve_rust", "upstream_hook_installed"]
 
@@ -123,11 +120,11 @@ def _plan(
     )
 
 
-def _launch(args: argparse.Namespace, binding: Binding) -> Callable[[EngineAddress], EngineHandle]:
+def _launch(args: argparse.Namespace, binding: Binding) -> Launch:
     refused: frozenset[str] = frozenset()
     if _READS_PROMPT_LOGPROBS not in binding.keywords:
         refused = frozenset({engine_guard.PROMPT_LOGPROBS})
-    return lambda address: headless.launch(args, address, refused)
+    return lambda address: [headless.launch(args, address, refused)]
 
 
 def _engine_config(args: argparse.Namespace) -> Any:

@@ -192,7 +192,9 @@ def test_whatever_lies_there_is_one_line(
     assert str(caught.value).startswith(told.format(tmp_path))
 
 
-@pytest.mark.parametrize(("level", "rusts"), [("warning", "warn"), ("debug", "debug"), (None, None)])
+@pytest.mark.parametrize(
+    ("level", "rusts"), [("warning", "warn"), ("debug", "debug"), (None, None)]
+)
 def test_levels_in_rusts_words(
     level: str | None, rusts: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,8 +18,7 @@ def report(path: str, code: int | None) -> int | None:
     return code
 
 
-def end(handle: object) -> int:
-    (process,) = handle.processes  # type: ignore[attr-defined]
+def end(process: object) -> int:
     assert isinstance(process, subprocess.Popen)
     return process.wait(20)
 
@@ -27,8 +26,8 @@ def end(handle: object) -> int:
 def test_what_it_is_given(tmp_path: Path) -> None:
     """Our arguments, our module path, a session of its own and nothing on standard input."""
     path = tmp_path / "told"
-    handle = child.start(report, str(path), 3, env={**os.environ, "SMG_TEST": "x"})
-    assert end(handle) == 3
+    process = child.start(report, str(path), 3, env={**os.environ, "SMG_TEST": "x"})
+    assert end(process) == 3
     assert path.read_text().split("\n") == [str(os.getpid()), "True", "x", ""]
 
 
@@ -48,5 +47,5 @@ def test_it_does_not_outlive_a_parent_that_is_gone_already(tmp_path: Path) -> No
 
 
 def test_a_signal_is_told_as_one(tmp_path: Path) -> None:
-    handle = child.start(os.kill, 0, signal.SIGKILL)
-    assert end(handle) == -signal.SIGKILL
+    process = child.start(os.kill, 0, signal.SIGKILL)
+    assert end(process) == -signal.SIGKILL

@@ -13,7 +13,7 @@ from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.network import Address
 from smg_grpc_servicer.rust import connections, handshake
 from smg_grpc_servicer.rust.knobs import RustKnobs
-from smg_grpc_servicer.rust.plan import EngineAddress, EngineHandle, RustPlan
+from smg_grpc_servicer.rust.plan import EngineAddress, RustPlan
 from smg_grpc_servicer.rust.socket_dir import Sockets
 
 SOCKETS = Sockets(Path("/nowhere"), "servicer")
@@ -23,7 +23,7 @@ PLAN = RustPlan(
     model_path="m",
     host="127.0.0.1",
     port=0,
-    launch=lambda address: EngineHandle(()),
+    launch=lambda address: (),
     knobs=RustKnobs(),
 )
 

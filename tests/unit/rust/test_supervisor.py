@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ import pytest
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.rust import supervisor
 from smg_grpc_servicer.rust.knobs import RustKnobs
-from smg_grpc_servicer.rust.plan import EngineAddress, EngineHandle, Keyword, RustPlan
+from smg_grpc_servicer.rust.plan import EngineAddress, EngineProcess, Keyword, RustPlan
 from tests.support.processes import exists
 from tests.support.wait import until
 
@@ -79,12 +79,12 @@ class Launch:
         self.addresses: list[EngineAddress] = []
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def __call__(self, address: EngineAddress) -> EngineHandle:
+    def __call__(self, address: EngineAddress) -> Sequence[EngineProcess]:
         self.addresses.append(address)
         self.processes += [
             subprocess.Popen(each, stdout=subprocess.DEVNULL) for each in self._commands
         ]
-        return EngineHandle(self.processes)
+        return self.processes
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +179,7 @@ async def test_a_bound_that_cannot_be_honoured(plan: RustPlan, launch: Launch) -
 async def test_a_launch_that_fails_takes_all_down(plan: RustPlan, launch: Launch) -> None:
     """Also what it had started before it failed."""
 
-    def fail(address: EngineAddress) -> EngineHandle:
+    def fail(address: EngineAddress) -> Sequence[EngineProcess]:
         launch(address)
         raise ConfigError("--x: no")
 

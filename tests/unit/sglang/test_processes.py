@@ -143,11 +143,11 @@ async def test_a_stop_during_the_start_leaves_nothing(
 
     class Slow(Launcher):
         @classmethod
-        def _launch_subprocesses(cls, **options: Any) -> Any:
+        def _launch_subprocesses(cls, *args: Any, **options: Any) -> Any:
             before.set()
             go_on.wait(10)
             try:
-                return super()._launch_subprocesses(**options)
+                return super()._launch_subprocesses(*args, **options)
             finally:
                 over.set()
 
