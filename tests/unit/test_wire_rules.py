@@ -232,6 +232,7 @@ def test_a_bias_key_that_is_an_integer_is_taken(engine: str) -> None:
         ("vllm", {"kv_transfer_params_json": ""}, "kv_transfer_params_json"),
         ("vllm", {"kv_transfer_params_json": "[1]"}, "kv_transfer_params_json"),
         ("vllm", {"kv_transfer_params_json": '{"a":NaN}'}, "kv_transfer_params_json"),
+        ("vllm", {"kv_transfer_params_json": '{"a":1e400}'}, "kv_transfer_params_json"),
         ("vllm", {"kv_transfer_params_json": "[" * 9000}, "kv_transfer_params_json"),
     ],
 )

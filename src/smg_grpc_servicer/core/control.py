@@ -15,7 +15,7 @@ import grpc
 from smg_grpc_proto.generated import common_pb2
 
 from smg_grpc_servicer.core.engine import Engine
-from smg_grpc_servicer.core.errors import DeadlineExceeded, Unavailable
+from smg_grpc_servicer.core.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from smg_grpc_servicer.core.health import State, StatusBoard
 from smg_grpc_servicer.core.requests import RequestTable
 from smg_grpc_servicer.core.status import details, presentable, refuse
@@ -111,11 +111,16 @@ class ControlBodies:
             await refuse(context, self.engine.translate(error))
 
     async def FlushCache(self, request: Message, context: Context) -> Message:
+        """A cache in use is an answer, `success=false`, and no failure of the call."""
+
         async def body() -> Message:
             self.board.require_accepting()
             self._require_features(frozenset({Feature.FLUSH_CACHE}))
             timeout = self.wire.flush_timeout(request)
-            message = await self.engine.flush_cache(timeout)
+            try:
+                message = await self.engine.flush_cache(timeout)
+            except FailedPrecondition as in_use:
+                return common_pb2.FlushCacheResponse(success=False, message=str(in_use))
             return common_pb2.FlushCacheResponse(success=True, message=message)
 
         return await self._unary(context, body)

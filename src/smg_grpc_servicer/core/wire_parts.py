@@ -8,6 +8,7 @@ and TokenSpeed's protos share. Responses: log-probability messages, filled in pl
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NoReturn
@@ -61,7 +62,7 @@ def json_object(field: str, text: str) -> dict[str, Any]:
     :raises InvalidArgument: naming `field`.
     """
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(field, f"must be a JSON object: {error}") from error
     if not isinstance(value, dict):
@@ -71,6 +72,13 @@ def json_object(field: str, text: str) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large")
+    return value
 
 
 def text_constraint(sent: Message, kinds: Mapping[str, str]) -> Constraint | None:

@@ -13,9 +13,9 @@ from time import monotonic
 from typing import Any
 
 import grpc
-from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
-from smg_grpc_servicer.core.errors import AlreadyExists, FailedPrecondition
+from smg_grpc_servicer.core.errors import AlreadyExists
 from smg_grpc_servicer.core.health import State, StatusBoard
 from smg_grpc_servicer.core.metrics import Metrics
 from smg_grpc_servicer.core.options import COALESCE_SECONDS, EXIT_ON_DEATH, MAX_CHUNK_TOKENS
@@ -159,20 +159,6 @@ class VllmEngineServicer(VllmServicerBase):
     async def GetServerInfo(self, request: Message, context: Context) -> Message:
         await self.engine.look_at_pause()
         return await super().GetServerInfo(request, context)
-
-    async def FlushCache(self, request: Message, context: Context) -> Message:
-        """A cache in use is an answer, `success=false`, and no failure of the call."""
-
-        async def body() -> Message:
-            self.board.require_accepting()
-            timeout = self.wire.flush_timeout(request)
-            try:
-                message = await self.engine.flush_cache(timeout)
-            except FailedPrecondition as in_use:
-                return common_pb2.FlushCacheResponse(success=False, message=str(in_use))
-            return common_pb2.FlushCacheResponse(success=True, message=message)
-
-        return await self._unary(context, body)
 
     async def SubscribeKvEvents(self, request: Message, context: Context) -> None:
         if self.kv_events is None:

@@ -44,9 +44,9 @@ async def test_a_flush_that_is_refused_says_why() -> None:
         server.scheduler.answers = {
             io.FlushCacheReqInput: lambda r: io.FlushCacheReqOutput(success=False)
         }
-        with pytest.raises(grpc.aio.AioRpcError, match="requests are running") as caught:
-            await server.stub.FlushCache(FLUSH)
-        assert caught.value.code() is CODE.FAILED_PRECONDITION
+        answer = await server.stub.FlushCache(FLUSH)
+        assert not answer.success
+        assert "requests are running" in answer.message
 
 
 async def test_row_9_a_late_reply_is_nobody_s() -> None:
@@ -108,8 +108,8 @@ async def test_row_27_every_rank_is_waited_for() -> None:
             assert not call.done()
             answer = io.FlushCacheReqOutput(success=at != 1, message="busy" if at == 1 else "")
             await server.scheduler.reply(sent, answer)
-        with pytest.raises(grpc.aio.AioRpcError, match="busy"):
-            await call
+        answer = await call
+        assert (answer.success, "busy" in answer.message) == (False, True)
 
 
 async def test_an_unknown_communicator_is_refused() -> None:
