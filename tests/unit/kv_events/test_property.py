@@ -205,7 +205,7 @@ class World:
             self.place = Place.resumed(view, cursor)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @settings(max_examples=5000 if "CI" in os.environ else 500)
 @given(
     can_replay=st.booleans(),
