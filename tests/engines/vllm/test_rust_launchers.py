@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,11 +38,13 @@ SERVICE = "vllm.grpc.engine.VllmEngine"
 
 
 @pytest.fixture(autouse=True)
-def private(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def private(start: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A socket folder of the test's own, in the environment that `start` has cleaned."""
-    folder = tmp_path / "sockets"
-    monkeypatch.setenv("SMG_ZMQ_SOCKET_DIR", str(folder))
-    return folder
+    # Not in `tmp_path`, whose names are too long for sockets.
+    parent = Path(tempfile.mkdtemp(prefix="smg-"))
+    monkeypatch.setenv("SMG_ZMQ_SOCKET_DIR", str(parent / "s"))
+    yield parent / "s"
+    shutil.rmtree(parent)
 
 
 async def served(address: str) -> tuple[str, str]:
