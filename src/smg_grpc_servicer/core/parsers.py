@@ -95,8 +95,15 @@ def show_bytes(value: object) -> str:
     return str(value)
 
 
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("no such user's home") from None
+
+
 def _file(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = _path(text)
     try:
         # Not blocking: opening a FIFO would wait for somebody to write to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -111,7 +118,7 @@ def _file(text: str) -> Path:
 
 
 def _directory(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = _path(text)
     if not path.is_dir():
         raise ValueError("no such directory")
     return path

@@ -111,7 +111,7 @@ def signals(
 
     def first(number: signal.Signals) -> None:
         for each in SIGNALS:
-            loop.remove_signal_handler(each)
+            # In place of the loop's, not after removing that: there is no moment without one.
             signal.signal(each, second)
         log.info("%s: stopping; a second signal ends the process at once", number.name)
         on_stop(number.name)

@@ -197,6 +197,7 @@ BAD: list[tuple[Parser[Any], str]] = [
     (parsers.TEXT, "  "),
     (parsers.one_of("json", "text"), "xml"),
     (parsers.FILE, "/no/such/file"),
+    (parsers.FILE, "~no-such-user/file"),
     (parsers.DIRECTORY, "/no/such/directory"),
 ]
 
