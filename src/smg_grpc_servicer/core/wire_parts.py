@@ -19,11 +19,13 @@ from smg_grpc_servicer.core.errors import InvalidArgument, Unsupported
 from smg_grpc_servicer.core.types import (
     Constraint,
     Feature,
+    Finish,
     KvTransfer,
     LogprobRows,
     LogprobSpec,
     PromptLogprobs,
 )
+from smg_grpc_servicer.core.wire import Choice
 
 Message = Any
 
@@ -164,6 +166,22 @@ def _fill_top(
         row = target.add()
         row.values.extend(row_values)
         row.token_ids.extend(row_ids)
+
+
+def fill_complete(complete: Message, choice: Choice, finish: Finish) -> None:
+    """What the end of a choice has in vLLM's, SGLang's and TokenSpeed's protos alike."""
+    complete.output_ids.extend(choice.token_ids)
+    complete.finish_reason = finish.reason
+    complete.prompt_tokens = choice.prompt_tokens
+    complete.completion_tokens = len(choice.token_ids)
+    complete.cached_tokens = choice.cached_tokens
+    complete.index = choice.index
+    if isinstance(finish.matched, int):
+        complete.matched_token_id = finish.matched
+    elif isinstance(finish.matched, str):
+        complete.matched_stop_str = finish.matched
+    complete.spec_accepted_tokens = count(finish.spec_accepted_tokens)
+    complete.spec_draft_tokens = count(finish.spec_draft_tokens)
 
 
 def count(value: int | None) -> int:

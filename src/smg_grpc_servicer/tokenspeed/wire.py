@@ -32,7 +32,7 @@ from smg_grpc_servicer.core.types import (
 from smg_grpc_servicer.core.wire import Choice, LiveFacts, Wire
 from smg_grpc_servicer.core.wire_parts import (
     bootstrap,
-    count,
+    fill_complete,
     fill_output,
     integer_bias,
     logprob_spec,
@@ -95,21 +95,9 @@ class TokenSpeedWire(Wire):
         return response
 
     def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> pb.GenerateResponse:
-        matched = finish.matched
         response = pb.GenerateResponse(request_id=spec.request_id)
         complete = response.complete
-        complete.output_ids.extend(choice.token_ids)
-        complete.finish_reason = finish.reason
-        complete.prompt_tokens = choice.prompt_tokens
-        complete.completion_tokens = len(choice.token_ids)
-        complete.cached_tokens = choice.cached_tokens
-        complete.index = choice.index
-        if isinstance(matched, int):
-            complete.matched_token_id = matched
-        elif isinstance(matched, str):
-            complete.matched_stop_str = matched
-        complete.spec_accepted_tokens = count(finish.spec_accepted_tokens)
-        complete.spec_draft_tokens = count(finish.spec_draft_tokens)
+        fill_complete(complete, choice, finish)
         if choice.weight_version is not None:
             complete.weight_version = choice.weight_version
         if choice.logprobs is not None:

@@ -33,7 +33,7 @@ from smg_grpc_servicer.core.types import (
 )
 from smg_grpc_servicer.core.wire import Choice, LiveFacts, Wire
 from smg_grpc_servicer.core.wire_parts import (
-    count,
+    fill_complete,
     fill_input,
     fill_output,
     json_object,
@@ -94,21 +94,9 @@ class VllmWire(Wire):
         return response
 
     def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> pb.GenerateResponse:
-        matched = finish.matched
         response = pb.GenerateResponse()
         complete = response.complete
-        complete.output_ids.extend(choice.token_ids)
-        complete.finish_reason = finish.reason
-        complete.prompt_tokens = choice.prompt_tokens
-        complete.completion_tokens = len(choice.token_ids)
-        complete.cached_tokens = choice.cached_tokens
-        complete.index = choice.index
-        if isinstance(matched, int):
-            complete.matched_token_id = matched
-        elif isinstance(matched, str):
-            complete.matched_stop_str = matched
-        complete.spec_accepted_tokens = count(finish.spec_accepted_tokens)
-        complete.spec_draft_tokens = count(finish.spec_draft_tokens)
+        fill_complete(complete, choice, finish)
         if choice.logprobs is not None:
             fill_output(complete.output_logprobs, choice.token_ids, choice.logprobs)
         if choice.prompt_logprobs is not None:
