@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from smg_grpc_servicer.core import boards
 from smg_grpc_servicer.core.health import HealthServicer, StatusBoard
-from smg_grpc_servicer.sglang import boards
 from smg_grpc_servicer.sglang.wire import SglangWire
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from smg_grpc_proto.generated import sglang_scheduler_pb2_grpc
 
+from smg_grpc_servicer.core import boards
 from smg_grpc_servicer.core.health import State, StatusBoard
 from smg_grpc_servicer.core.metrics import Metrics
 from smg_grpc_servicer.core.pace import LONGEST
@@ -22,7 +23,7 @@ from smg_grpc_servicer.core.servicer import CoreServicer
 from smg_grpc_servicer.core.status import refuse
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.core.wire import Message
-from smg_grpc_servicer.sglang import boards, kv_events
+from smg_grpc_servicer.sglang import kv_events
 from smg_grpc_servicer.sglang.adapter_calls import AdapterCalls
 from smg_grpc_servicer.sglang.wire import SglangWire
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from smg_grpc_servicer.core import boards
 from smg_grpc_servicer.core.health import HealthServicer
-from smg_grpc_servicer.vllm import boards, launcher_switch
+from smg_grpc_servicer.vllm import launcher_switch
 from smg_grpc_servicer.vllm.wire import VllmWire
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
+from smg_grpc_servicer.core import boards
 from smg_grpc_servicer.core.errors import AlreadyExists
 from smg_grpc_servicer.core.health import State, StatusBoard
 from smg_grpc_servicer.core.metrics import Metrics
@@ -26,7 +27,7 @@ from smg_grpc_servicer.core.status import refuse
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.core.wire import Message
 from smg_grpc_servicer.kv_events import auto
-from smg_grpc_servicer.vllm import boards, handover, impl, kv_events
+from smg_grpc_servicer.vllm import handover, impl, kv_events
 from smg_grpc_servicer.vllm.adapter import VllmEngine
 from smg_grpc_servicer.vllm.stats import StatsListener
 from smg_grpc_servicer.vllm.watch import EngineWatch, exit_later

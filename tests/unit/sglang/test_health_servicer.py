@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grpc_health.v1 import health_pb2
 
+from smg_grpc_servicer.core import boards
 from smg_grpc_servicer.core.health import StatusBoard
-from smg_grpc_servicer.sglang import boards
 from smg_grpc_servicer.sglang.health_servicer import SGLangHealthServicer
 from smg_grpc_servicer.sglang.wire import SglangWire
 

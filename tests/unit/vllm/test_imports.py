@@ -11,9 +11,7 @@ from smg_grpc_servicer import vllm
 from smg_grpc_servicer.vllm import health_servicer, servicer
 
 
-@pytest.mark.parametrize(
-    "name", ["servicer", "health_servicer", "adapter", "boards", "rust", "rust_media"]
-)
+@pytest.mark.parametrize("name", ["servicer", "health_servicer", "adapter", "rust", "rust_media"])
 def test_importing_a_room_imports_no_engine(name: str) -> None:
     """D6: an import of vLLM that moves must not break the launcher's import of ours."""
     code = (

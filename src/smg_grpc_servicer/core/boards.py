@@ -1,7 +1,7 @@
-"""One status board per engine, shared by the two servicers that a launcher builds over it.
+"""One status board per engine object, shared by the two servicers that are built over it.
 
-vLLM's launchers build `VllmEngineServicer(async_llm, …)` and `VllmHealthServicer(async_llm)` apart;
-what they have in common is the engine object.
+A launcher makes the engine's servicer and the health servicer apart; what they have in common is an
+object of the engine's: vLLM's `AsyncLLM`, SGLang's request manager.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from smg_grpc_servicer.core.settings import Settings
 _boards: WeakKeyDictionary[Any, StatusBoard] = WeakKeyDictionary()
 
 
-def share(async_llm: Any, board: StatusBoard) -> None:
+def share(engine: Any, board: StatusBoard) -> None:
     """From now on this is the engine's board."""
-    _boards[async_llm] = board
+    _boards[engine] = board
 
 
-def of(async_llm: Any) -> StatusBoard:
+def of(engine: Any) -> StatusBoard:
     """The engine's board; a new one, loading, when it has none yet."""
-    board = _boards.get(async_llm)
+    board = _boards.get(engine)
     if board is None:
         seconds = Settings(STALL).resolve().get_value(STALL)
-        board = _boards[async_llm] = StatusBoard(stall_seconds=seconds)
+        board = _boards[engine] = StatusBoard(stall_seconds=seconds)
     return board
