@@ -66,14 +66,15 @@ async def test_chat(router: Router, client: Client, words: Any, stream: bool) ->
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_logprobs(router: Router, stream: bool) -> None:
-    """The gateway leaves out the rows of tokens that only make half a character."""
+    """A token that only makes half a character has a row or none, as it shared its message."""
     options = {"max_tokens": 5, "logprobs": True, "top_logprobs": 3}
     answer = await chat(router, "hello world", stream=stream, **options)
     parts = answer.events if stream else [answer.json]
     found = [c["logprobs"] for part in parts for c in part.get("choices", ()) if c.get("logprobs")]
     rows = [row for each in found for row in each["content"]]
     assert rows
-    assert "".join(row["token"] for row in rows) == contents(answer, stream=stream)
+    tokens = "".join(row["token"] for row in rows).rstrip("\ufffd")
+    assert tokens == contents(answer, stream=stream)
     for row in rows:
         assert row["logprob"] <= 0
         assert len(row["top_logprobs"]) == 3
