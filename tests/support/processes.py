@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from smg_grpc_servicer.rust.guard import NAME
+
 
 def exists(pid: int) -> bool:
     """Whether that process runs; one that only its parent has to ask for does not."""
@@ -17,9 +19,27 @@ def exists(pid: int) -> bool:
 
 def engine_of(pid: int) -> int | None:
     """The engine that the process `pid` started, whoever is its parent by now."""
+    return next((each for each in _started(pid) if not _guards(each)), None)
+
+
+def guard_of(pid: int) -> int | None:
+    """The guard of that engine."""
+    return next(filter(_guards, _started(pid)), None)
+
+
+def _started(pid: int) -> list[int]:
+    """The engine and its guard: the command line of both says who started them."""
+    found = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0") if folder.name.isdigit() else []
             if words[2:4] == [b"smg_grpc_servicer.rust.child", str(pid).encode()]:
-                return int(folder.name)
-    return None
+                found.append(int(folder.name))
+    return found
+
+
+def _guards(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_bytes().strip() == NAME
+    except OSError:
+        return False

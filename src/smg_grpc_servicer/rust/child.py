@@ -3,31 +3,25 @@
     process = start(run_headless, args)
 
 The child is a fresh Python (Rust's threads are in ours, so nothing may be forked) in a session of
-its own, so that Ctrl-C in a terminal reaches us alone. When we end, however, the kernel sends it
-SIGTERM; what of its group is still there after `grace` seconds, it kills. `target` and its
-arguments are pickled: a function of an importable module, not of `__main__`.
+its own, so that Ctrl-C in a terminal reaches us alone. It is the engine's guard (`guard`), which
+forks the engine before it has any thread. `target` and its arguments are pickled: a function of an
+importable module, not of `__main__`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import pickle
-import select
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from smg_grpc_servicer.rust import guard
+
 GRACE = 15.0
 """Seconds an engine has to end by itself after we are gone."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 def start(
@@ -54,40 +48,9 @@ def start(
         )
 
 
-def die_with(parent: int, grace: float = GRACE) -> None:
-    """From now on the end of `parent`, which started this process, ends this session too.
-
-    For engines that are started otherwise than by `start`; call it first thing in the child.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        # It ended before we could ask to be told.
-        os._exit(1)
-    threading.Thread(target=_outlive, args=(parent, grace), daemon=True, name="orphan").start()
-
-
-def _outlive(parent: int, grace: float) -> None:
-    try:
-        descriptor = os.pidfd_open(parent)
-    except (AttributeError, OSError):
-        while os.getppid() == parent:
-            time.sleep(1.0)
-    else:
-        select.select([descriptor], [], [])
-    if os.getppid() == parent:
-        return
-    time.sleep(grace)
-    # The whole session's group: what the engine started ends with it.
-    with contextlib.suppress(OSError):
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-    os._exit(1)
-
-
 def main() -> int:
     """The child's side."""
-    die_with(int(sys.argv[1]), float(sys.argv[2]))
+    guard.fork(int(sys.argv[1]), float(sys.argv[2]))
     with os.fdopen(os.dup(0), "rb") as file:
         sys.path[:] = pickle.load(file)  # noqa: S301 - from our parent, through its own descriptor
         target, arguments = pickle.load(file)  # noqa: S301

@@ -1,8 +1,9 @@
-"""The settings of `sglang serve --smg-grpc-mode`: SGLang's own flags, then our variables.
+"""The settings of `sglang serve --smg-grpc-mode`: SGLang's own flags, then ours.
 
 SGLang's `--host`, `--port`, `--ssl-*`, `--api-key`, `--log-level` and `--skip-server-warmup` mean
-here what they mean there; everything else is a variable of ours (`SMG_SERVICER_…`). What gRPC has
-no equal of is a `ConfigError`, and so is what SGLang's launcher would do in our place.
+here what they mean there; everything else is a flag that `plugin` puts on SGLang's parser, or a
+variable of ours (`SMG_SERVICER_…`). What gRPC has no equal of is a `ConfigError`, and so is what
+SGLang's launcher would do in our place.
 """
 
 from __future__ import annotations
@@ -36,12 +37,18 @@ SERVICER_IMPL = Setting(
     parsers.one_of("python"),
     "python",
     "which servicer answers",
-    env="SMG_SGLANG_SERVICER_IMPL",
+    "--servicer-impl",
+    "SMG_SGLANG_SERVICER_IMPL",
 )
+
+PREFIX = "smg_servicer_"
+"""In front of our names in the namespace of SGLang's parser, which has `smg_…` of its own."""
 
 _TLS = {TLS_CERT: "ssl_certfile", TLS_KEY: "ssl_keyfile", TLS_CLIENT_CA: "ssl_ca_certs"}
 _LAUNCHERS = (LOG_LEVEL, LOG_FORMAT, EVENT_LOOP)
 """What the launcher has decided before we are asked."""
+_SGLANGS = frozenset({HOST.name, PORT.name, *(setting.name for setting in _TLS)})
+"""What SGLang has a flag of its own for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +60,42 @@ class Plan:
     skip_warm_up: bool
 
 
-def settings() -> Settings:
-    """Ours, as far as a launch of SGLang's has them: no flags, because its parser knows none."""
-    launchers = {setting.name for setting in _LAUNCHERS}
-    sglangs = {HOST.name, PORT.name, *(setting.name for setting in _TLS)}
+def settings(*, flags: bool = True) -> Settings:
+    """All of a launch.
+
+    :param flags: ours are on the parser; without it (`plugin` was left out) no fault names them.
+    """
     made = []
     for setting in (*server_settings("sglang"), SERVICER_IMPL):
-        if setting.name in sglangs:
+        if setting.name in _SGLANGS:
             made.append(replace(setting, env=None))  # our variables do not speak into its flags
-        elif setting.name not in launchers:
-            made.append(replace(setting, flag=None))
+        elif setting not in _LAUNCHERS:
+            made.append(setting if flags else replace(setting, flag=None))
     return Settings(*made)
 
 
-def plan(config: Any, environ: Mapping[str, str] | None = None) -> Plan:
+def flags() -> Settings:
+    """Those that become flags of SGLang's parser."""
+    return Settings(*(setting for setting in settings() if setting.name not in _SGLANGS))
+
+
+def plan(
+    config: Any,
+    environ: Mapping[str, str] | None = None,
+    given: Mapping[str, object] | None = None,
+) -> Plan:
     """The settings of a launch.
 
     :param config: SGLang's resolved record (`resolving_view`).
+    :param given: our flags, as `plugin.given` has them.
     :raises ConfigError: naming the flags and variables; every fault that can be told.
     """
     env = os.environ if environ is None else environ
     _refuse(config, env)
-    given: dict[str, object] = {HOST.name: config.host or None, PORT.name: config.port}
-    given |= {setting.name: getattr(config, flag) or None for setting, flag in _TLS.items()}
+    written: dict[str, object] = {HOST.name: config.host or None, PORT.name: config.port}
+    written |= {setting.name: getattr(config, flag) or None for setting, flag in _TLS.items()}
     try:
-        values = settings().resolve(given, env)
+        values = settings(flags=given is not None).resolve(written | dict(given or {}), env)
         server = ServerOptions.from_values(values)
     except ConfigError as error:
         raise as_written(error) from None

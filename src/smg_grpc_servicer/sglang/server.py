@@ -28,7 +28,7 @@ from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.kv_events import auto
 from smg_grpc_servicer.kv_events.cursor import too_early
-from smg_grpc_servicer.sglang import releases
+from smg_grpc_servicer.sglang import plugin, releases
 from smg_grpc_servicer.sglang.options import Plan, as_written, plan
 from smg_grpc_servicer.sglang.wire import SglangWire
 
@@ -59,7 +59,7 @@ async def serve_grpc(
 
         server_args.resolve_once()
         config = resolving_view(server_args)
-        asked = plan(config)
+        asked = plan(config, given=plugin.given(server_args))
         serve_it = implementation(asked, config, model_info, on_request_manager_ready)
         code = await serve_it(server_args)
     except ConfigError as error:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from smg_grpc_servicer.rust import guard
 from smg_grpc_servicer.vllm import log_lines
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,9 @@ def run_engine_core(refused: frozenset[str], *args: Any, **kwargs: Any) -> None:
     """In the engine's process: vLLM's own, after `install`."""
     from vllm.v1.engine.core import EngineCoreProc
 
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        guard.die_with(parent.pid)
     log_lines.configure("info", None)
     install(refused)
     # A forked process has the list; a spawned one has the stock function in its place.

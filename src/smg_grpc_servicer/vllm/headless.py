@@ -12,13 +12,12 @@ import argparse
 import gc
 import logging
 import os
-import resource
 import signal
 from collections.abc import Callable
 from typing import Any
 
 from smg_grpc_servicer.core.errors import ConfigError
-from smg_grpc_servicer.rust import child
+from smg_grpc_servicer.rust import child, guard
 from smg_grpc_servicer.rust.plan import EngineAddress, EngineProcess
 from smg_grpc_servicer.vllm import engine_guard, log_lines
 
@@ -154,8 +153,4 @@ def _end_like(failed: str | None, finished: dict[str, int]) -> None:
         log.error("%s ended with exit code %d", failed, code)
         raise SystemExit(code)
     log.error("%s was ended by %s", failed, signal.Signals(-code).name)
-    # The engine has dumped its core already.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if -code != signal.SIGKILL:
-        signal.signal(-code, signal.SIG_DFL)
-    os.kill(os.getpid(), -code)
+    guard.end_by(-code)
