@@ -40,7 +40,8 @@ from tests.support.tiny_mlx import write_tiny_model
 
 VOCAB = 1024
 CONTEXT = 8192
-TOKENS = 64
+TOKENS = 256
+"""Of an answer: long enough for its tokens to count, not the sending of the requests."""
 STREAMS = (1, 8, 32)
 
 Values = dict[str, list[float]]

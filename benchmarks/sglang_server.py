@@ -113,12 +113,11 @@ async def ours(model: str, port_args: Any) -> Any:
 def published(args: Any, port_args: Any) -> Any:
     from sglang.srt.configs.model_config import ModelConfig
 
-    from smg_grpc_servicer.sglang.request_manager import (  # type: ignore[attr-defined]
-        GrpcRequestManager,
-    )
+    from smg_grpc_servicer.sglang import request_manager
     from smg_grpc_servicer.sglang.servicer import SGLangSchedulerServicer
 
-    manager = GrpcRequestManager(args, port_args)
+    theirs: Any = request_manager  # whose constructor is another than ours
+    manager = theirs.GrpcRequestManager(args, port_args)
     manager.auto_create_handle_loop()
     config = ModelConfig.from_server_args(args)
     return SGLangSchedulerServicer(manager, args, config, {}, {"max_req_input_len": 1000})

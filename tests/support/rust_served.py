@@ -16,7 +16,7 @@ import grpc
 from smg_grpc_servicer.testing.dialects import DIALECTS
 from tests.support.child import Child, running
 from tests.support.client import Client
-from tests.support.processes import engine_of
+from tests.support.processes import engine_of, guard_of
 
 NEWER = "SMG_NEWER_BINDING"
 """The Python of a venv that has the newer generation of the wheel."""
@@ -80,6 +80,11 @@ class Served:
     def engine(self) -> int | None:
         """The engine's process, whoever is its parent by now; None when there is none."""
         return engine_of(self.child.process.pid)
+
+    @property
+    def guard(self) -> int | None:
+        """The process that looks after the engine, its parent."""
+        return guard_of(self.child.process.pid)
 
     async def exit_code(self, seconds: float = 20.0) -> int:
         return await asyncio.to_thread(self.child.exit_code, seconds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,15 @@ def write_tiny_qwen3(path: Path, *, seed: int = 0, embedding: bool = False) -> P
     )
     torch.manual_seed(seed)
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path, safe_serialization=True)
-    _write(
+    write_generation_config(path, ids)
+    if embedding:
+        _write_pooling(path)
+    return path
+
+
+def write_generation_config(path: Path, ids: dict[str, int]) -> None:
+    """The model's own sampling."""
+    write_json(
         path / "generation_config.json",
         {
             "bos_token_id": ids["<|endoftext|>"],
@@ -74,12 +83,9 @@ def write_tiny_qwen3(path: Path, *, seed: int = 0, embedding: bool = False) -> P
             "top_p": 0.95,
         },
     )
-    if embedding:
-        _write_pooling(path)
-    return path
 
 
-def write_tokenizer(path: Path) -> dict[str, int]:
+def write_tokenizer(path: Path, specials: Sequence[str] = SPECIALS) -> dict[str, int]:
     """A byte-level BPE of `VOCAB` entries; the ids of its special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -87,15 +93,15 @@ def write_tokenizer(path: Path) -> dict[str, int]:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB - len(SPECIALS) - len(ADDED),
+        vocab_size=VOCAB - len(specials) - len(ADDED),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_corpus(), trainer)
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIALS])
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in specials])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in ADDED])
     tokenizer.save(str(path / "tokenizer.json"))
-    _write(
+    write_json(
         path / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -107,7 +113,7 @@ def write_tokenizer(path: Path) -> dict[str, int]:
         },
     )
     assert tokenizer.get_vocab_size() <= VOCAB
-    return {token: tokenizer.token_to_id(token) for token in SPECIALS + ADDED}
+    return {token: tokenizer.token_to_id(token) for token in [*specials, *ADDED]}
 
 
 def _corpus() -> list[str]:
@@ -127,13 +133,14 @@ def _write_pooling(path: Path) -> None:
     ]
     (path / "modules.json").write_text(json.dumps(modules))
     (path / "1_Pooling").mkdir(exist_ok=True)
-    _write(
+    write_json(
         path / "1_Pooling" / "config.json",
         {"word_embedding_dimension": 64, "pooling_mode_lasttoken": True, "include_prompt": True},
     )
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """`content` as a file."""
     path.write_text(json.dumps(content, indent=1))
 
 

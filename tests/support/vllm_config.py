@@ -19,6 +19,7 @@ def vllm_config(**changes: Any) -> Any:
         max_model_len=256,
         max_logprobs=20,
         is_multimodal_model=False,
+        enforce_eager=False,
         is_encoder_decoder=False,
         hf_config=hf,
         architectures=["Qwen3ForCausalLM"],
@@ -33,7 +34,9 @@ def vllm_config(**changes: Any) -> Any:
     config = SimpleNamespace(
         model_config=model,
         cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=100, cache_dtype="auto"),
-        scheduler_config=SimpleNamespace(max_num_seqs=8),
+        scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64),
+        device_config=SimpleNamespace(device_type="cpu"),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[]),
         parallel_config=SimpleNamespace(
             data_parallel_size=1,
             data_parallel_size_local=1,

@@ -121,7 +121,13 @@ class AsyncLLM:
         said = Path(os.environ["STUB_LOAD"]).read_text() if "STUB_LOAD" in os.environ else "ok"
         if said != "ok":
             raise RuntimeError(said)
-        return cls()
+        made = cls()
+        made.vllm_config = vllm_config
+        return made
+
+    def __init__(self) -> None:
+        self.vllm_config: Any = None
+        self.engine_core = SimpleNamespace(engine_ranks_managed=[0])
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)

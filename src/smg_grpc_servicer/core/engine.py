@@ -49,6 +49,9 @@ class Engine(ABC):
     async def warm_up(self) -> None:
         """Run whatever makes the first real request as quick as the second."""
 
+    def warmed(self) -> None:
+        """A warm-up from outside is over: what it left in counts and rates is nobody's load."""
+
     async def close(self) -> None:
         """Stop and free everything; after it no delta arrives."""
 

@@ -7,6 +7,7 @@ second signal n.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import faulthandler
 import importlib.util
@@ -16,6 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
@@ -137,6 +139,23 @@ def leave(code: int, last_act: Callable[[], None]) -> NoReturn:
         last_act()
     finally:
         os._exit(code)
+
+
+def leave_at_exit(program: str, code: int) -> None:
+    """End past the closing interpreter, with `code`, if `program` itself runs this process.
+
+    Taking an engine's modules apart lasts seconds, and a native thread or destructor that wants the
+    interpreter meanwhile can make it last for ever. A program of somebody's own ends as it likes.
+    """
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    name = str(main.name) if main is not None else Path(sys.argv[0]).name
+    if name.partition(".")[0] == program:
+        atexit.register(_leave_at_exit, code)
+
+
+def _leave_at_exit(code: int) -> None:
+    # Set when an exception reached the top meanwhile.
+    leave(1 if getattr(sys, "last_value", None) is not None else code, flush)
 
 
 def flush() -> None:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
+from smg_grpc_servicer.core.children import end_descriptor, in_words
 from smg_grpc_servicer.core.process import SIGNALS, leave
 from smg_grpc_servicer.rust.plan import EngineProcess
 
@@ -78,9 +79,8 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
         blind = False
         for process in self._processes:
-            try:
-                descriptor = os.pidfd_open(process.pid)
-            except (AttributeError, OSError):  # none here, or none left
+            descriptor = end_descriptor(process.pid)
+            if descriptor is None:
                 blind = True
                 continue
             self._descriptors.append(descriptor)
@@ -128,13 +128,3 @@ class Watch:
         if self.ended() is not None:
             self._wake()
         self._timer = self._loop.call_later(LOOK_SECONDS, self._ask)
-
-
-def in_words(code: int) -> str:
-    """An exit code as `Popen` has it."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"

@@ -17,19 +17,6 @@ from smg_grpc_servicer.core.settings import Setting, Settings
 
 Number = TypeVar("Number", int, float)
 
-LEVELS = ("off", "fast", "full")
-_OFF = frozenset({"0", "false", "no", "none"})
-
-
-@dataclass(frozen=True, slots=True)
-class WarmUpBudget:
-    """How much is warmed up, and for how long at most."""
-
-    level: str = "full"
-    """One of LEVELS."""
-    seconds: float | None = None
-    """None: the engine's own default."""
-
 
 @dataclass(frozen=True, slots=True)
 class RustKnobs:
@@ -48,7 +35,6 @@ class RustKnobs:
     """Long prompts extend that silence at this pace; 0 does not."""
     kv_events: bool = True
     """Turn the engine's publisher on when its own flags do not say."""
-    warm_up: WarmUpBudget = WarmUpBudget()
     socket_dir: Path | None = None
     """None: `socket_dir.default()`."""
     worker_threads: int | None = None
@@ -140,13 +126,6 @@ def _settings(engine: str) -> tuple[Setting[Any], ...]:
             env=f"{prefix}_KV_EVENTS",
         ),
         Setting(
-            "warm_up",
-            WARM_UP,
-            WarmUpBudget(),
-            "how much is warmed up before the first request",
-            env=f"{prefix}_WARMUP",
-        ),
-        Setting(
             "socket_dir",
             FOLDER,
             None,
@@ -161,29 +140,6 @@ def _settings(engine: str) -> tuple[Setting[Any], ...]:
             env="SMG_SERVICER_WORKER_THREADS",
         ),
     )
-
-
-def _warm_up(text: str) -> WarmUpBudget:
-    word = text.strip().lower()
-    if word in _OFF:
-        return WarmUpBudget("off")
-    level, colon, seconds = word.partition(":")
-    if level in LEVELS:
-        return WarmUpBudget(level, _POSITIVE_SECONDS(seconds) if colon else None)
-    return WarmUpBudget("full", _POSITIVE_SECONDS(word))
-
-
-def _show_warm_up(value: object) -> str:
-    assert isinstance(value, WarmUpBudget)
-    return value.level if value.seconds is None else f"{value.level}:{value.seconds:g}"
-
-
-WARM_UP = Parser(
-    _warm_up,
-    "off, fast, full, seconds of at most so much, or LEVEL:SECONDS",
-    "LEVEL",
-    show=_show_warm_up,
-)
 
 
 def _folder(text: str) -> Path:

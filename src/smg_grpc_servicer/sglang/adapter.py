@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
 from smg_grpc_servicer.core.engine import Engine
-from smg_grpc_servicer.core.errors import Unsupported
+from smg_grpc_servicer.core.errors import InvalidArgument
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.payloads import Adapter
 from smg_grpc_servicer.core.types import (
@@ -39,6 +39,7 @@ from smg_grpc_servicer.sglang.probe import Probe
 from smg_grpc_servicer.sglang.request_manager import RequestManager
 from smg_grpc_servicer.sglang.requests import RequestBuilder
 from smg_grpc_servicer.sglang.turns import FirstOutput, Turns
+from smg_grpc_servicer.sglang.warm_up import Leftover
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +62,9 @@ _GENERATION = frozenset(
     }
 )
 _WITH_TOKENIZER = frozenset({Feature.STOP_STRINGS, Feature.MIN_TOKENS})
-_BOTH = frozenset({Feature.RANK, Feature.FLUSH_CACHE, Feature.PROFILE, Feature.LOADS})
-_NO_GENERATION = "generating text with a model that is served for embeddings (--is-embedding)"
+_CONTROL = frozenset({Feature.RANK, Feature.FLUSH_CACHE, Feature.PROFILE, Feature.LOADS})
+_EMBEDS = "the model embeds (--is-embedding): send Embed"
+_GENERATES = "the model generates, SGLang runs without --is-embedding: send Generate"
 
 
 class SglangEngine(Engine):
@@ -95,7 +97,9 @@ class SglangEngine(Engine):
             manager, self._builder, self._turns, generation=model_facts.is_generation
         )
         self._running: dict[str, Flight] = {}
-        self._embedding = 0
+        self._embedding: dict[str, int] = {}
+        """Prompt tokens by id."""
+        self._leftover: Leftover | None = None
         self.features = _features(model_facts, limits)
 
     async def close(self) -> None:
@@ -108,8 +112,10 @@ class SglangEngine(Engine):
     # Requests.
 
     async def submit(self, spec: GenerateSpec, out: Mailbox) -> None:
+        if self._leftover is not None:
+            self._leftover.somebody_came()
         if not self._facts.is_generation:
-            raise Unsupported(self.name, _NO_GENERATION)
+            raise InvalidArgument("GenerateRequest", _EMBEDS)
         adapter = None if spec.lora_id is None else self._adapters.use(spec.lora_id)
         try:
             request = self._builder.generate(spec, None if adapter is None else adapter.name)
@@ -139,6 +145,7 @@ class SglangEngine(Engine):
             drop=self._drop,
             stop=self._manager.stop,
             on_end=ended,
+            prompt_tokens=len(request.input_embeds or request.input_ids),
             drafts_per_step=self._limits.drafts_per_step,
         )
         self._running[key] = flight
@@ -214,14 +221,16 @@ class SglangEngine(Engine):
             flight.stop()
 
     async def embed(self, spec: EmbedSpec) -> Embedding:
+        if self._facts.is_generation:
+            raise InvalidArgument("EmbedRequest", _GENERATES)
         rid = self._manager.new_id(spec.request_id)
         sink = EmbeddingSink()
         self._manager.begin(sink, self._builder.embed(spec, rid))
-        self._embedding += 1
+        self._embedding[rid] = len(spec.prompt)
         try:
             return await sink.answer
         finally:
-            self._embedding -= 1
+            del self._embedding[rid]
             self._manager.drop(rid)
             if sink.answer.cancelled():
                 self._manager.stop(rid)
@@ -253,7 +262,11 @@ class SglangEngine(Engine):
         return await control.internal_state(self._manager)
 
     async def loads(self) -> Sequence[Load]:
-        return await self._loads()
+        found = await self._loads()
+        return found if self._leftover is None else self._leftover.hide(found)
+
+    def warmed(self) -> None:
+        self._leftover = Leftover()
 
     async def load_adapter(self, adapter: Adapter) -> str:
         self._require_lora()
@@ -271,10 +284,16 @@ class SglangEngine(Engine):
         if not self._limits.lora:
             raise self.unsupported(Feature.LORA)
 
+    @property
+    def pending_prompt_tokens(self) -> int:
+        """Prompt tokens of requests that the scheduler has and has said nothing about."""
+        flights = sum(flight.unanswered for flight in self._running.values())
+        return flights + sum(self._embedding.values())
+
     def statistics(self) -> dict[str, int]:
         return {
             "running": len(self._running),
-            "embedding": self._embedding,
+            "embedding": len(self._embedding),
             **self._adapters.statistics(),
             **({} if self._turns is None else self._turns.statistics()),
             **self._manager.statistics(),
@@ -282,10 +301,10 @@ class SglangEngine(Engine):
 
 
 def _features(facts: ModelFacts, limits: Limits) -> frozenset[Feature]:
-    features = _BOTH
-    if not facts.is_generation:
-        return features | {Feature.EMBED}
-    features |= _GENERATION
+    """Both kinds of request, whatever the model is: SGLang has them, and a misdirected one is the
+    caller's mistake and told as such.
+    """
+    features = _CONTROL | _GENERATION | {Feature.EMBED}
     if limits.tokenizer:
         features |= _WITH_TOKENIZER
-    return features | {Feature.LORA} if limits.lora else features
+    return features | {Feature.LORA} if limits.lora and facts.is_generation else features

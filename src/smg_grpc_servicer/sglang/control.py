@@ -13,6 +13,7 @@ from typing import Any
 
 from smg_grpc_servicer.core.errors import DeadlineExceeded, FailedPrecondition
 from smg_grpc_servicer.core.types import ProfileSpec
+from smg_grpc_servicer.sglang import profiles
 from smg_grpc_servicer.sglang.request_manager import RequestManager
 
 FLUSH_SECONDS = 30.0
@@ -39,6 +40,8 @@ async def flush_cache(manager: RequestManager, timeout: float | None) -> str:
 
 
 async def start_profile(manager: RequestManager, spec: ProfileSpec) -> str:
+    """:raises InvalidArgument: the profiler would end the scheduler over it."""
+    await asyncio.to_thread(profiles.check, spec)
     from sglang.srt.managers.io_struct import ProfileReq, ProfileReqType
 
     request = ProfileReq(

@@ -13,13 +13,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
-from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.requests import RequestTable
 from smg_grpc_servicer.core.types import EmbedSpec, GenerateSpec, KvTransfer, Sampling
 from smg_grpc_servicer.sglang.adapter import SglangEngine
 from smg_grpc_servicer.sglang.parts import Front, Parts
 from smg_grpc_servicer.sglang.processes import Ranks, RanksFailed
 from smg_grpc_servicer.sglang.request_manager import RequestManager
+from smg_grpc_servicer.sglang.warm_up import plan_of
+from smg_grpc_servicer.warmup import inside
+from smg_grpc_servicer.warmup.setting import WarmUpBudget
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +50,19 @@ class EngineLife:
     """The steps of a `core.server.Life`. `serve` makes the servicer of ranks that are ready."""
 
     def __init__(
-        self, server_args: Any, serve: Serve, *, hook: Hook | None, skip_warm_up: bool
+        self,
+        server_args: Any,
+        serve: Serve,
+        *,
+        hook: Hook | None,
+        skip_warm_up: bool,
+        warm_up: WarmUpBudget,
     ) -> None:
         self._server_args = server_args
         self._serve = serve
         self._hook = hook
         self._skip_warm_up = skip_warm_up
+        self._warm_up = warm_up
         self._ranks = Ranks(server_args, Front.of, self._lost)
         self._manager: RequestManager | None = None
         self._served: Served | None = None
@@ -81,13 +90,23 @@ class EngineLife:
             await self._hook(manager, self._server_args, ready)
 
     async def warm_up(self) -> None:
-        """:raises RanksFailed: the ranks cannot answer one small request."""
-        if self._skip_warm_up:
-            return
+        """One small request, then whatever is planned.
+
+        :raises RanksFailed: the ranks cannot answer the first one.
+        """
         assert self._served is not None
+        engine, config, budget = self._served.engine, self._config(), self._warm_up
+        if not self._skip_warm_up:
+            await self._first_request(engine, config.disaggregation_mode)
+        elif budget.level == "auto":
+            return
+        plan = plan_of(config, engine.model_facts(), budget.level)
+        await inside.warm(engine, plan, budget.seconds)
+
+    async def _first_request(self, engine: SglangEngine, role: str) -> None:
         began = monotonic()
         try:
-            await asyncio.wait_for(_probe(self._served.engine, self._role()), WARM_UP_SECONDS)
+            await asyncio.wait_for(_probe(engine, role), WARM_UP_SECONDS)
         except asyncio.TimeoutError:
             raise RanksFailed(f"warm-up: no answer in {WARM_UP_SECONDS:g} s") from None
         except Exception as error:
@@ -125,10 +144,10 @@ class EngineLife:
         if self._served is not None:
             self._served.lost(reason)
 
-    def _role(self) -> str:
+    def _config(self) -> Any:
         from sglang.srt.arg_groups.model_override_base import resolving_view
 
-        return str(resolving_view(self._server_args).disaggregation_mode)
+        return resolving_view(self._server_args)
 
 
 def _ranks(parts: Parts) -> int:
@@ -151,15 +170,7 @@ async def _probe(engine: SglangEngine, role: str) -> None:
         sampling=Sampling(temperature=0.0, max_tokens=8, ignore_eos=True),
         kv_transfer=transfer,
     )
-    mailbox = Mailbox(stream=False)
-    try:
-        await engine.submit(spec, mailbox)
-        while await mailbox.wait():
-            delta = mailbox.take()
-            if delta is not None and delta.finish is not None and delta.finish.reason == "abort":
-                raise RanksFailed("the scheduler aborted the request")
-    finally:
-        engine.abort(spec.request_id)
+    await inside.answered(engine, spec)
 
 
 def _ids(vocab: int | None, longest: int | None) -> Sequence[int]:

@@ -114,7 +114,8 @@ def sampler(
     def activity() -> Activity:
         outputs = [table.last_output, *signs()]
         # Its schedulers report after every step of a prefill and every few of a decode.
-        return Activity(silence(table.streaming_since, outputs, time.monotonic()), True, None)
+        silent = silence(table.streaming_since, outputs, time.monotonic())
+        return Activity(silent, True, engine.pending_prompt_tokens)
 
     return LoadSampler(engine.loads, activity)
 

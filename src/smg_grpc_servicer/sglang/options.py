@@ -28,6 +28,7 @@ from smg_grpc_servicer.core.options import (
     server_settings,
 )
 from smg_grpc_servicer.core.settings import Setting, Settings, Values
+from smg_grpc_servicer.warmup.setting import WarmUpBudget, warm_up_setting
 
 SGLANG_EXIT_SECONDS = 20.0
 """The ranks get 10 s to release what they hold; see `processes`."""
@@ -44,6 +45,8 @@ SERVICER_IMPL = Setting(
 PREFIX = "smg_servicer_"
 """In front of our names in the namespace of SGLang's parser, which has `smg_…` of its own."""
 
+WARM_UP = warm_up_setting("sglang")
+
 _TLS = {TLS_CERT: "ssl_certfile", TLS_KEY: "ssl_keyfile", TLS_CLIENT_CA: "ssl_ca_certs"}
 _LAUNCHERS = (LOG_LEVEL, LOG_FORMAT, EVENT_LOOP)
 """What the launcher has decided before we are asked."""
@@ -59,6 +62,10 @@ class Plan:
     server: ServerOptions
     skip_warm_up: bool
 
+    @property
+    def warm_up(self) -> WarmUpBudget:
+        return self.values.get_value(WARM_UP)
+
 
 def settings(*, flags: bool = True) -> Settings:
     """All of a launch.
@@ -66,7 +73,7 @@ def settings(*, flags: bool = True) -> Settings:
     :param flags: ours are on the parser; without it (`plugin` was left out) no fault names them.
     """
     made = []
-    for setting in (*server_settings("sglang"), SERVICER_IMPL):
+    for setting in (*server_settings("sglang"), SERVICER_IMPL, WARM_UP):
         if setting.name in _SGLANGS:
             made.append(replace(setting, env=None))  # our variables do not speak into its flags
         elif setting not in _LAUNCHERS:
@@ -76,7 +83,8 @@ def settings(*, flags: bool = True) -> Settings:
 
 def flags() -> Settings:
     """Those that become flags of SGLang's parser."""
-    return Settings(*(setting for setting in settings() if setting.name not in _SGLANGS))
+    ours = (setting for setting in settings() if setting.name not in _SGLANGS)
+    return Settings(*(setting for setting in ours if setting.flag is not None))
 
 
 def plan(

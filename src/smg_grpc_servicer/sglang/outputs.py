@@ -57,6 +57,7 @@ class Relay:
             self._mailbox.put_ids(self._index, batch.output_ids[at])
             return
         self._plain = not (self._scores or self._spec.count_reasoning)
+        self._flight.unanswered = 0
         delta = Delta(
             self._index,
             list(batch.output_ids[at]),
@@ -124,7 +125,7 @@ class Flight:
     `drop(rid)` forgets an id, `stop(rid)` tells the scheduler too; `on_end` is called last.
     """
 
-    __slots__ = ("_drop", "_on_end", "_stop", "drafts_per_step", "mailbox", "open")
+    __slots__ = ("_drop", "_on_end", "_stop", "drafts_per_step", "mailbox", "open", "unanswered")
 
     def __init__(
         self,
@@ -133,9 +134,12 @@ class Flight:
         drop: Callable[[str], None],
         stop: Callable[[str], None],
         on_end: Callable[[], None],
+        prompt_tokens: int = 0,
         drafts_per_step: int | None = None,
     ) -> None:
         self.mailbox = mailbox
+        self.unanswered = prompt_tokens
+        """Prompt tokens that the scheduler may still have to compute: 0 from its first word on."""
         self.open: dict[str, Any] = {}
         """Ids the scheduler has, by id."""
         self.drafts_per_step = drafts_per_step
@@ -203,6 +207,7 @@ class Prefix:
         if reason["type"] == "abort":
             self.aborted(reason)
             return
+        self._flight.unanswered = 0
         self._flight.ended(self, last=False)
         self._then()
 

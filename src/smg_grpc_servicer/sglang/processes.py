@@ -14,7 +14,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -25,6 +24,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from smg_grpc_servicer.core.children import end_descriptor, in_words
 from smg_grpc_servicer.sglang import facts
 
 log = logging.getLogger(__name__)
@@ -279,19 +279,7 @@ class Ranks:
 
 def ended(at: int, process: Any) -> str:
     """How a rank process ended, in words."""
-    code = process.exitcode
-    if code is not None and code < 0:
-        how = f"was killed by {_signal_name(-code)}"
-    else:
-        how = f"ended with exit code {code}"
-    return f"scheduler process {at} (pid {process.pid}) {how}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"scheduler process {at} (pid {process.pid}) {in_words(process.exitcode)}"
 
 
 def _rank_main() -> Callable[..., None]:
@@ -327,12 +315,8 @@ def _gone(waited: Iterable[Any], seconds: float | None) -> None:
 
 def _opened(pids: Iterable[int]) -> dict[int, int]:
     """Descriptors that tell when those processes end; none where the system has no such thing."""
-    made: dict[int, int] = {}
-    if sys.platform == "linux":
-        for pid in pids:
-            with suppress(OSError):
-                made[os.pidfd_open(pid)] = pid
-    return made
+    made = ((end_descriptor(pid), pid) for pid in pids)
+    return {descriptor: pid for descriptor, pid in made if descriptor is not None}
 
 
 def _sockets(port_args: Any) -> list[Path]:

@@ -7,7 +7,7 @@ The seam (what others may build on):
   `await close(reason)` at the end; `on_dead(reason)` comes once, when receiving ends for any
   other reason;
 * `send_communicator_req(req, "profile_communicator", timeout=600.0)` is what SGLang's HTTP sidecar
-  calls; results carry `.success` and `.message`;
+  calls; results carry `.success` and `.message`; `GrpcRequestManager` is its name for others;
 * `last_receive`: `monotonic` seconds of the scheduler's last push, None before the first;
 * `statistics()`: all zeros when nothing runs.
 
@@ -210,3 +210,6 @@ class RequestManager:
             "waiting_for_push": len(self._pushes),
             **self._calls.statistics(),
         }
+
+
+GrpcRequestManager = RequestManager

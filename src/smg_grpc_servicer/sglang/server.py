@@ -8,11 +8,8 @@ cannot work, and a SGLang that is too old, is one line on standard error and exi
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
-import sys
 from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
 from typing import Any
 
 from smg_grpc_proto.generated import sglang_scheduler_pb2, sglang_scheduler_pb2_grpc
@@ -23,7 +20,7 @@ from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.late import LateService
 from smg_grpc_servicer.core.metrics import Metrics, RecordedMetrics
 from smg_grpc_servicer.core.options import COALESCE_SECONDS, MAX_CHUNK_TOKENS, STALL
-from smg_grpc_servicer.core.process import flush, leave, print_config_error
+from smg_grpc_servicer.core.process import leave_at_exit, print_config_error
 from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.kv_events import auto
@@ -65,8 +62,7 @@ async def serve_grpc(
     except ConfigError as error:
         print_config_error(as_written(error))
         raise SystemExit(2) from None
-    if _is_sglangs_process():
-        atexit.register(_leave, code)
+    leave_at_exit("sglang", code)
     if code:
         raise SystemExit(code)
 
@@ -133,7 +129,9 @@ async def serve(
         late.fill(made)
         return made
 
-    engine = EngineLife(server_args, servicer, hook=hook, skip_warm_up=asked.skip_warm_up)
+    engine = EngineLife(
+        server_args, servicer, hook=hook, skip_warm_up=asked.skip_warm_up, warm_up=asked.warm_up
+    )
     life = Life(engine.start, engine.warm_up, engine.close, engine.cut, engine.kill)
     try:
         return await server.serve(life, owns_process=True)
@@ -157,18 +155,3 @@ async def follow(server_args: Any) -> int:
     # On this thread, which has the signals: SGLang sets its own handlers here.
     processes.follow(server_args)
     return 0
-
-
-def _is_sglangs_process() -> bool:
-    """Whether SGLang's own command runs this, and not a program of somebody's."""
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    name = main.name if main is not None else Path(sys.argv[0]).name
-    return str(name).partition(".")[0] == "sglang"
-
-
-def _leave(code: int) -> None:
-    """Past a closing interpreter: taking SGLang's modules apart lasts seconds, and native threads
-    that still run then can make it last for ever.
-    """
-    # Set when an exception reached the top meanwhile.
-    leave(1 if getattr(sys, "last_value", None) is not None else code, flush)

@@ -315,6 +315,9 @@ class VllmEngine(Engine):
 
     # Control.
 
+    def warmed(self) -> None:
+        self._loads.start_over()
+
     async def flush_cache(self, timeout: float | None) -> str:
         return await control.flush_cache(self._llm, self.requests.limits.ranks, timeout)
 

@@ -13,7 +13,7 @@ import inspect
 import logging
 import multiprocessing
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import FunctionType
@@ -91,6 +91,10 @@ class Served(Protocol):
     async def close(self) -> None: ...
 
 
+WarmUp = Callable[[Any, Engine], Awaitable[None]]
+"""Warms up an engine over an `AsyncLLM`."""
+
+
 class EngineLife:
     """The steps of a `core.server.Life`. `serve` makes the servicer of an engine."""
 
@@ -100,10 +104,12 @@ class EngineLife:
         serve: Callable[[Any], Served],
         *,
         stats_seconds: float | None,
+        warm_up: WarmUp | None = None,
     ) -> None:
         self._build = build
         self._serve = serve
         self._stats_seconds = stats_seconds
+        self._warm_up = warm_up
         self._loading: Future[Any] | None = None
         self._async_llm: Any = None
         self._served: Served | None = None
@@ -121,7 +127,8 @@ class EngineLife:
 
     async def warm_up(self) -> None:
         assert self._served is not None
-        await self._served.engine.warm_up()
+        if self._warm_up is not None:
+            await self._warm_up(self._async_llm, self._served.engine)
 
     def cut(self, error: Exception) -> None:
         if self._served is not None:

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import atexit
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -30,12 +28,12 @@ from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.late import LateService
 from smg_grpc_servicer.core.metrics import Metrics, RecordedMetrics
 from smg_grpc_servicer.core.options import COALESCE_SECONDS, MAX_CHUNK_TOKENS, STALL
-from smg_grpc_servicer.core.process import flush, leave, print_config_error
+from smg_grpc_servicer.core.process import leave_at_exit, print_config_error
 from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.kv_events import auto
 from smg_grpc_servicer.kv_events.cursor import too_early
-from smg_grpc_servicer.vllm import impl, kv_events, log_lines
+from smg_grpc_servicer.vllm import impl, kv_events, log_lines, warm_up
 from smg_grpc_servicer.vllm.engine_life import EngineLife, Launcher, LauncherChanged
 from smg_grpc_servicer.vllm.headless import START_METHOD
 from smg_grpc_servicer.vllm.options import Plan, as_written, plan
@@ -63,8 +61,9 @@ async def serve_grpc(args: argparse.Namespace, stock: FunctionType) -> None:
     except ConfigError as error:
         print_config_error(as_written(error, args))
         raise SystemExit(2) from None
-    if _is_vllms_process():
-        atexit.register(_leave, code or 0)
+    finally:
+        auto.clean()
+    leave_at_exit("vllm", code or 0)
     if code:
         raise SystemExit(code)
 
@@ -122,6 +121,7 @@ async def serve(args: argparse.Namespace, asked: Plan, launcher: Launcher) -> in
         lambda: launcher.build(args),
         servicer,
         stats_seconds=None if args.disable_log_stats else launcher.envs.VLLM_LOG_STATS_INTERVAL,
+        warm_up=partial(warm_up.in_process, asked.warm_up),
     )
     life = Life(engine.start, engine.warm_up, engine.close, engine.cut, engine.kill)
     try:
@@ -158,19 +158,3 @@ def _servicer(
         max_chunk_tokens=asked.values.get_value(MAX_CHUNK_TOKENS),
         coalesce_seconds=asked.values.get_value(COALESCE_SECONDS),
     )
-
-
-def _is_vllms_process() -> bool:
-    """Whether vLLM's own command runs this, and not a program of somebody's."""
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    name = main.name if main is not None else Path(sys.argv[0]).name
-    return str(name).partition(".")[0] == "vllm"
-
-
-def _leave(code: int) -> None:
-    """Past a closing interpreter: a native destructor that wants the interpreter then ends the main
-    thread instead of the process, which hangs until the exit guard makes a failure of it.
-    """
-    auto.clean()
-    # Set when an exception reached the top meanwhile.
-    leave(1 if getattr(sys, "last_value", None) is not None else code, flush)

@@ -145,6 +145,10 @@ class LoadTable:
         self._max_tokens = max_tokens
         self._clock = clock
 
+    def start_over(self) -> None:
+        """What was counted was nobody's. Requests in flight leave the books they stand in."""
+        self.counts = {rank: RankCounts(self._clock()) for rank in self.counts}
+
     def submitted(self, prompt: int, rank: int | None) -> Tracked:
         """A request goes to the engine, pinned to a global rank or left to vLLM."""
         if rank is None and len(self.counts) == 1:

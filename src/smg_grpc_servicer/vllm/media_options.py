@@ -5,7 +5,7 @@ All of them are checked whatever the processor. Sizes are bytes, times milliseco
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from smg_grpc_servicer.core import parsers
@@ -178,8 +178,12 @@ def smg_pipeline(
     encoder_dtype: str,
     processor_kwargs_json: str | None,
     item_limits: Mapping[str, int],
+    allowed_domains: Sequence[str] | None,
 ) -> dict[str, object]:
-    """The settings of the Rust server's pipeline, as its `smg_media_processor` takes them."""
+    """The settings of the Rust server's pipeline, as its `smg_media_processor` takes them.
+
+    It ignores a key that it does not know.
+    """
     return {
         "model_dir": model_dir,
         "model_id": model_id,
@@ -189,6 +193,7 @@ def smg_pipeline(
         "max_inflight": options.max_inflight,
         "max_items": options.max_items,
         "engine_item_limits": dict(item_limits) or None,
+        "allowed_domains": list(allowed_domains or ()) or None,
         "max_item_bytes": options.max_item_bytes,
         "fetch_timeout_ms": options.fetch_timeout_ms,
         "video_fetch_timeout_ms": options.video_fetch_timeout_ms,

@@ -30,6 +30,7 @@ from smg_grpc_servicer.core.options import (
 from smg_grpc_servicer.core.settings import Setting, Settings, Values
 from smg_grpc_servicer.vllm import impl, media_options
 from smg_grpc_servicer.vllm.media_options import MediaOptions
+from smg_grpc_servicer.warmup.setting import WarmUpBudget, warm_up_setting
 
 PREFIX = "smg_"
 """In front of our names in vLLM's namespace, where for example `log_level` is vLLM's own."""
@@ -45,6 +46,8 @@ SERVICER_IMPL = Setting(
     impl.FLAG,
     impl.VARIABLE,
 )
+
+WARM_UP = warm_up_setting("vllm")
 
 _HOST = replace(HOST, default="0.0.0.0", env=None)  # noqa: S104 - the launcher's own default
 _PORT = replace(PORT, env=None)
@@ -70,6 +73,10 @@ class Plan:
     def impl(self) -> str:
         """`python` or `rust`."""
         return self.values.get_value(SERVICER_IMPL)
+
+    @property
+    def warm_up(self) -> WarmUpBudget:
+        return self.values.get_value(WARM_UP)
 
     @property
     def security(self) -> list[str]:
@@ -126,7 +133,7 @@ def as_written(error: ConfigError, args: argparse.Namespace) -> ConfigError:
 def _settings(given: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
     """All settings, with vLLM's own where it has one that means the same."""
     settings = {s.name: s for s in (*server_settings("vllm"), *flags())}
-    settings |= {"host": _HOST, "port": _PORT}
+    settings |= {"host": _HOST, "port": _PORT, WARM_UP.name: WARM_UP}
     level = str(given.get("log_level") or environ.get("VLLM_LOGGING_LEVEL") or "").lower()
     if level in ("debug", "info", "warning", "error"):
         settings[LOG_LEVEL.name] = replace(LOG_LEVEL, default=level)

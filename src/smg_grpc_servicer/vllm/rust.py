@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from smg_grpc_servicer.core.errors import ConfigError
@@ -30,10 +31,11 @@ from smg_grpc_servicer.vllm.facts import installed_version
 from smg_grpc_servicer.vllm.log_lines import settle
 from smg_grpc_servicer.vllm.options import Plan, as_written, plan
 from smg_grpc_servicer.vllm.rust_facts import Facts
-from smg_grpc_servicer.vllm.rust_options import refuse_what_rust_lacks
+from smg_grpc_servicer.vllm.rust_options import refuse_what_rust_lacks, refuse_what_the_wheel_lacks
 from smg_grpc_servicer.vllm.tokenizer_dir import tokenizer_dir
 from smg_grpc_servicer.vllm.upstream import require_upstream_hook, upstream_hook_installed
-from smg_grpc_servicer.vllm.warm_up import probe
+from smg_grpc_servicer.vllm.warm_up import over_grpc, plan_of
+from smg_grpc_servicer.warmup.plan import NOTHING
 
 __all__ = ["require_upstream_hook", "serve", "serve_rust", "upstream_hook_installed"]
 
@@ -67,6 +69,7 @@ async def serve(args: argparse.Namespace, asked: Plan) -> int:
     refuse_what_rust_lacks(args, asked)
     headless.require_local(args)
     binding = load_binding(SERVER_CLASS)
+    refuse_what_the_wheel_lacks(asked.media, binding)
     log.info("%s serves vLLM %s", binding.wheel, installed_version())
     init_tracing(_rust_level(asked))
     kv_events.configure(args, binds=True)
@@ -100,7 +103,10 @@ def _plan(
     metrics = None
     if server.metrics_port is not None:
         metrics = Address(server.metrics_host or server.host, server.metrics_port)
-    warm = facts.model.is_generation and chosen.warm_up.level != "off"
+    ranks = headless.ranks_of(args)
+    warm_up = NOTHING
+    if facts.model.is_generation:
+        warm_up = plan_of(vllm_config, asked.warm_up.level, range(ranks))
     return RustPlan(
         engine="vllm",
         server_class=SERVER_CLASS,
@@ -110,11 +116,11 @@ def _plan(
         launch=_launch(args, binding),
         knobs=chosen,
         keywords=facts.keywords,
-        engine_count=headless.ranks_of(args),
+        engine_count=ranks,
         tokenizer_dir=directory,
         metrics=metrics,
         metrics_asked=_written(asked, METRICS_PORT.name) or "--metrics-port",
-        warm_up=probe if warm else None,
+        warm_up=partial(over_grpc, warm_up, asked.warm_up.seconds) if warm_up.steps else None,
         ipc_handshake=True,
         engine_exit_seconds=EXIT_SECONDS + (vars(args).get("shutdown_timeout") or 0),
     )

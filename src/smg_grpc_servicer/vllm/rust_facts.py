@@ -145,4 +145,6 @@ def _pipeline(
         encoder_dtype=(model.dtype or "").removeprefix("torch."),
         processor_kwargs_json=json.dumps(options) if options else None,
         item_limits=limits,
+        # No probe: a field that vLLM has moved must not open the way to every host.
+        allowed_domains=vllm_config.model_config.allowed_media_domains,
     )

@@ -15,6 +15,8 @@ from smg_grpc_servicer.core.options import (
     REFLECTION,
     STALL,
 )
+from smg_grpc_servicer.rust.binding import Binding
+from smg_grpc_servicer.vllm.media_options import SMG, TURBOJPEG, MediaOptions
 from smg_grpc_servicer.vllm.options import PREFIX, Plan
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,10 @@ PYTHON_ONLY = (
     REFLECTION,
 )
 """The Rust server has its own, fixed behaviour in these."""
+
+
+_PIPELINE_HEEDS_TURBOJPEG = "mm_encoder_budget"
+"""Wheels that take this keyword do; nothing else tells them, as unknown settings are ignored."""
 
 
 def refuse_what_rust_lacks(args: argparse.Namespace, asked: Plan) -> None:
@@ -51,3 +57,13 @@ def refuse_what_rust_lacks(args: argparse.Namespace, asked: Plan) -> None:
     set_elsewhere = [s.env for s in PYTHON_ONLY if s.env and sources[s.name] != "default"]
     if set_elsewhere:
         log.warning("%s: no effect with --servicer-impl rust", ", ".join(set_elsewhere))
+
+
+def refuse_what_the_wheel_lacks(media: MediaOptions, binding: Binding) -> None:
+    """:raises ConfigError: a setting of its media pipeline that this wheel would not heed."""
+    required = media.processor == SMG and media.turbojpeg != TURBOJPEG.default
+    if required and _PIPELINE_HEEDS_TURBOJPEG not in binding.keywords:
+        raise ConfigError(
+            f"{TURBOJPEG.flag}: got {media.turbojpeg!r}, which the pipeline of {binding.wheel} does "
+            f"not know; allowed: {TURBOJPEG.default}, or a newer wheel"
+        )

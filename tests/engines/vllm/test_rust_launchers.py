@@ -83,7 +83,7 @@ async def test_every_way_into_the_launcher_leads_to_rust(
 ) -> None:
     """By the flag; SIGTERM ends server and engine with 0 and leaves no file."""
     for output in await launched(start, release, "--servicer-impl", "rust"):
-        assert "the warm-up request was answered" in output
+        assert "warm-up: 1 requests answered, 0 failed" in output
     assert files(private) == []
 
 

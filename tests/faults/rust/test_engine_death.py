@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.processes import engine_of, exists
 from tests.support.rust_served import Served, Wheel, served, wheel
-from tests.support.wait import until
 
 PROMPT = [5, 6, 7]
 DEATHS = {
@@ -136,30 +135,6 @@ async def test_what_the_engine_started_ends_with_it(binding: Wheel, folder: Path
         assert await server.exit_code(10) == (1 if end == "crash" else 0)
         assert not exists(helper)
         assert not exists(engine)
-
-
-@pytest.mark.parametrize("moment", ["", "at hello", "at registered", "serving on grpc://"])
-async def test_a_killed_server_leaves_no_engine(folder: Path, moment: str) -> None:
-    """The published launcher's engine goes on: nobody tells it that its parent is gone."""
-    async with served(wheel("older"), folder) as server:
-        if moment:
-            await server.saying(moment)
-            assert server.engine is not None
-        # Otherwise the engine is just being started: it may not have asked yet to be told.
-        server.child.signal(signal.SIGKILL)
-        await server.exit_code(10)
-        await until(lambda: server.engine is None, 10)
-
-
-async def test_not_even_a_stubborn_one(folder: Path) -> None:
-    core = ("--stubborn", "--helper", "here")
-    async with served(wheel("older"), folder, "--grace", "0.5", core=core) as server:
-        helper = int(await server.saying(r"helper (\d+)"))
-        await server.saying("serving on grpc://")
-        engine = server.engine
-        assert engine is not None
-        server.child.signal(signal.SIGKILL)
-        await until(lambda: not exists(engine) and not exists(helper), 10)
 
 
 async def answers(server: Served) -> None:

@@ -1,8 +1,9 @@
-"""What is told on standard error when a server cannot start."""
+"""How a process of ours ends, and what is told on standard error when it cannot start."""
 
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 
 import pytest
@@ -59,3 +60,39 @@ class Full(io.StringIO):
     def flush(self) -> None:
         if not self.closed:
             raise OSError(28, "No space left on device")
+
+
+LEAVING = """
+import sys
+from smg_grpc_servicer.core.process import leave_at_exit
+
+class Late:
+    def __del__(self):
+        print("taken apart", flush=True)
+
+late = Late()
+sys.argv = ["/usr/bin/{command}"]
+leave_at_exit("vllm", {code})
+print("last words")
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "end", "wanted"),
+    [
+        ("vllm", 3, "", (3, ["last words"])),
+        ("vllm", 0, "raise OSError", (1, ["last words"])),
+        ("mine", 3, "", (0, ["last words", "taken apart"])),
+    ],
+    ids=["its own", "its own, with a fault", "somebody's"],
+)
+def test_a_closing_interpreter_is_left(
+    command: str, code: int, end: str, wanted: tuple[int, list[str]]
+) -> None:
+    """In the engine's own command; a program that merely calls us ends as it likes."""
+    script = LEAVING.format(command=command, code=code, end=end)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (done.returncode, done.stdout.split("\n")[:-1]) == wanted, done.stderr

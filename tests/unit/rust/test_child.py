@@ -8,12 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from smg_grpc_servicer.rust import child
+import pytest
+
+from smg_grpc_servicer.rust import child, processes
+from tests.support.processes import exists
+from tests.support.wait import until
 
 
 def report(path: str, code: int | None) -> int | None:
     """Run in the child."""
-    lines = [str(os.getppid()), str(os.getsid(0) == os.getpid()), os.environ.get("SMG_TEST", "-")]
+    guard = processes.read(os.getppid())
+    assert guard is not None
+    lines = [str(guard.parent), str(os.getsid(0) == guard.pid), os.environ.get("SMG_TEST", "-")]
     Path(path).write_text("\n".join([*lines, sys.stdin.read()]))
     return code
 
@@ -24,7 +30,7 @@ def end(process: object) -> int:
 
 
 def test_what_it_is_given(tmp_path: Path) -> None:
-    """Our arguments, our module path, a session of its own and nothing on standard input."""
+    """Our arguments and module path, a session led by its guard, nothing on standard input."""
     path = tmp_path / "told"
     process = child.start(report, str(path), 3, env={**os.environ, "SMG_TEST": "x"})
     assert end(process) == 3
@@ -46,6 +52,39 @@ def test_it_does_not_outlive_a_parent_that_is_gone_already(tmp_path: Path) -> No
     assert done.returncode == 1
 
 
-def test_a_signal_is_told_as_one(tmp_path: Path) -> None:
-    process = child.start(os.kill, 0, signal.SIGKILL)
-    assert end(process) == -signal.SIGKILL
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+def test_a_signal_is_told_as_one(number: signal.Signals) -> None:
+    """Which its guard has blocked, or would dump a core of its own for."""
+    assert end(child.start(signal.raise_signal, number)) == -number
+
+
+def wait_for_signal(path: str) -> None:
+    """Run in the child: until SIGTERM; what it has blocked."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(5))
+    Path(path).write_text(str(len(signal.pthread_sigmask(signal.SIG_BLOCK, ()))))
+    signal.pause()
+
+
+async def test_a_request_to_end_is_passed_on(tmp_path: Path) -> None:
+    """And nothing that the guard waits for is blocked in its engine."""
+    path = tmp_path / "blocked"
+    process = child.start(wait_for_signal, str(path))
+    await until(lambda: path.exists() and path.read_text() != "", 20)
+    process.terminate()
+    assert end(process) == 5
+    assert path.read_text() == "0"
+
+
+def start_helper(path: str) -> None:
+    """Run in the child: leaves a process in a session of its own."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    helper = subprocess.Popen(sleep, start_new_session=True)
+    Path(path).write_text(str(helper.pid))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+def test_what_an_engine_leaves_is_gone_when_its_end_is_told(tmp_path: Path) -> None:
+    """Whoever is told may be killed in that very moment."""
+    path = tmp_path / "helper"
+    assert end(child.start(start_helper, str(path))) == 0
+    assert not exists(int(path.read_text()))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from smg_grpc_servicer.rust import endings
-from smg_grpc_servicer.rust.endings import Stop, Watch, in_words
+from smg_grpc_servicer.rust.endings import Stop, Watch
 from tests.support.wait import until
 
 SLEEP = "import sys; sys.stdin.read()"
@@ -28,20 +28,6 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     made.wait()
     assert made.stdin is not None
     made.stdin.close()
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (0, "ended with exit code 0"),
-        (7, "ended with exit code 7"),
-        (-9, "was ended by SIGKILL"),
-        (-11, "was ended by SIGSEGV"),
-        (-200, "was ended by signal 200"),
-    ],
-)
-def test_exit_codes_in_words(code: int, words: str) -> None:
-    assert in_words(code) == words
 
 
 def without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.rust import knobs
-from smg_grpc_servicer.rust.knobs import RustKnobs, WarmUpBudget
+from smg_grpc_servicer.rust.knobs import RustKnobs
 
 
 def test_defaults_are_the_published_ones() -> None:
@@ -20,7 +20,6 @@ def test_defaults_are_the_published_ones() -> None:
         silence_seconds=300,
         prefill_tokens_per_second=2000,
         kv_events=True,
-        warm_up=WarmUpBudget("full", None),
         socket_dir=None,
         worker_threads=None,
         asked={},
@@ -50,28 +49,6 @@ def test_what_was_set_is_known_by_its_variable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "budget"),
-    [
-        ("off", WarmUpBudget("off")),
-        ("0", WarmUpBudget("off")),
-        ("No", WarmUpBudget("off")),
-        ("fast", WarmUpBudget("fast")),
-        (" FULL ", WarmUpBudget("full")),
-        ("90", WarmUpBudget("full", 90)),
-        ("fast:1.5", WarmUpBudget("fast", 1.5)),
-    ],
-)
-def test_warm_up(text: str, budget: WarmUpBudget) -> None:
-    assert knobs.resolve("vllm", {"SMG_VLLM_SERVICER_WARMUP": text}).warm_up == budget
-
-
-@pytest.mark.parametrize("text", ["hot", "fast:", "fast:0", "full:-1", "inf", "nan", "warm:3"])
-def test_no_warm_up(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^SMG_VLLM_SERVICER_WARMUP: got .*; allowed: off, fast"):
-        knobs.resolve("vllm", {"SMG_VLLM_SERVICER_WARMUP": text})
-
-
-@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("HANDSHAKE_PORT", "65536"),
@@ -88,7 +65,6 @@ def test_no_warm_up(text: str) -> None:
         ("STARTUP_CEILING_SECS", "1e300"),
         ("SILENCE_TIMEOUT_SECS", "1e300"),
         ("PREFILL_TOKENS_PER_SEC", "1" + 40 * "0"),
-        ("WARMUP", "full:1e300"),
     ],
 )
 def test_refused(name: str, text: str) -> None:
@@ -100,7 +76,7 @@ def test_refused(name: str, text: str) -> None:
 def test_all_faults_at_once() -> None:
     with pytest.raises(ConfigError) as told:
         knobs.resolve(
-            "vllm", {"SMG_VLLM_SERVICER_DRAIN_SECS": "x", "SMG_VLLM_SERVICER_WARMUP": "x"}
+            "vllm", {"SMG_VLLM_SERVICER_DRAIN_SECS": "x", "SMG_VLLM_SERVICER_KV_EVENTS": "x"}
         )
     assert len(str(told.value).splitlines()) == 2
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from smg_grpc_servicer import sglang
-from smg_grpc_servicer.sglang import health_servicer, server, servicer
+from smg_grpc_servicer.sglang import health_servicer, plugin, request_manager, server, servicer
 
 
 @pytest.mark.parametrize(
@@ -37,32 +39,26 @@ def test_the_plugin_costs_the_engine_s_processes_nothing() -> None:
     assert ended.stdout.split() == []
 
 
-@pytest.mark.parametrize(
-    ("flag", "variable", "made"),
-    [
-        ("--smg-grpc-mode", "", "uvloop"),
-        ("--grpc-mode", "asyncio", "asyncio"),
-        ("-x", "", "asyncio"),
-    ],
-)
-def test_the_launcher_runs_on_uvloop(flag: str, variable: str, made: str) -> None:
-    pytest.importorskip("uvloop")
-    code = (
-        "import asyncio, smg_grpc_servicer.sglang.plugin as plugin; plugin.register()\n"
-        "async def main(): print(type(asyncio.get_running_loop()).__module__.partition('.')[0])\n"
-        "asyncio.run(main())"
-    )
-    environment = {"SMG_SERVICER_EVENT_LOOP": variable, "PYTHONPATH": ":".join(sys.path)}
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, flag],
-        capture_output=True, text=True, timeout=30, check=True, env=environment,
-    )  # fmt: skip
-    assert ended.stdout.strip() == made
+def test_only_a_process_that_may_parse_gets_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank parses nothing; without SGLang's registry there is nothing to hook into."""
+    registered: list[str] = []
+    registry = SimpleNamespace(register=lambda target, *_: registered.append(target))
+    plugin.register()
+    hooks = SimpleNamespace(HookRegistry=registry, HookType=SimpleNamespace(AFTER="after"))
+    monkeypatch.setitem(sys.modules, plugin.HOOKS, hooks)
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    plugin.register()
+    assert registered == []
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, plugin.HOOKS, hooks)
+    plugin.register()
+    assert registered == [f"{plugin.RECORD}.add_cli_args", f"{plugin.RECORD}.from_cli_args"]
 
 
 def test_the_package_names_them() -> None:
     assert sglang.SGLangSchedulerServicer is servicer.SGLangSchedulerServicer
     assert sglang.SGLangHealthServicer is health_servicer.SGLangHealthServicer
+    assert request_manager.GrpcRequestManager is request_manager.RequestManager
     with pytest.raises(AttributeError, match="no attribute 'other'"):
         _ = sglang.other
 

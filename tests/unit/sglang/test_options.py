@@ -9,7 +9,7 @@ import pytest
 
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.tls import TlsFiles
-from smg_grpc_servicer.sglang.options import as_written, plan, settings
+from smg_grpc_servicer.sglang.options import as_written, flags, plan, settings
 from tests.support.sglang_config import sglang_config
 
 
@@ -79,8 +79,23 @@ def test_what_cannot_work_is_told_by_its_name(
 
 
 def test_no_fault_names_a_flag_that_sglang_does_not_know() -> None:
+    """Somebody may leave our plugin out of SGLANG_PLUGINS, or call `serve_grpc` themselves."""
     theirs = {"--host", "--port", "--tls-cert", "--tls-key", "--tls-client-ca"}
-    assert {setting.flag for setting in settings()} - {None} == theirs
+    assert {setting.flag for setting in settings(flags=False)} - {None} == theirs
     assert str(as_written(ConfigError("--tls-cert, --tls-key: got"))) == (
         "--ssl-certfile, --ssl-keyfile: got"
     )
+
+
+def test_our_flags_are_those_that_sglang_has_no_word_for() -> None:
+    found = {setting.flag for setting in flags()}
+    assert {"--drain-seconds", "--auth-token-file", "--servicer-impl", "--metrics-port"} <= found
+    assert not found & {None, "--host", "--port", "--tls-cert", "--log-level", "--event-loop"}
+
+
+def test_a_flag_wins_over_its_variable_and_is_named_in_its_fault() -> None:
+    environ = {"SMG_SERVICER_DRAIN_SECONDS": "5"}
+    asked = plan(sglang_config(), environ, {"drain_seconds": "7", "reflection": False})
+    assert (asked.server.drain_seconds, asked.server.reflection) == (7, False)
+    with pytest.raises(ConfigError, match="--drain-seconds: got 'soon'"):
+        plan(sglang_config(), environ, {"drain_seconds": "soon"})

@@ -94,7 +94,7 @@ async def test_a_death_is_told_once_with_its_signal(config: Any) -> None:
     os.kill(pid, signal.SIGKILL)
     reason = await asyncio.wait_for(reasons.get(), 5)
     assert time.monotonic() - start < 1
-    assert reason == f"scheduler process 0 (pid {pid}) was killed by SIGKILL"
+    assert reason == f"scheduler process 0 (pid {pid}) was ended by SIGKILL"
     ranks.failed("a signal that comes late")
     await ranks.close()
     assert reasons.empty()

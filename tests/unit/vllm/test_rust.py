@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.rust.binding import Binding
 from smg_grpc_servicer.vllm import kv_events, rust
 from smg_grpc_servicer.vllm.media_options import MediaOptions
 from smg_grpc_servicer.vllm.options import Plan, plan
 from smg_grpc_servicer.vllm.rust_facts import Facts
-from smg_grpc_servicer.vllm.rust_options import refuse_what_rust_lacks
+from smg_grpc_servicer.vllm.rust_options import (
+    refuse_what_rust_lacks,
+    refuse_what_the_wheel_lacks,
+)
 from smg_grpc_servicer.vllm.tokenizer_dir import tokenizer_dir
 from tests.support.vllm_config import kv_config, vllm_config
 
@@ -141,7 +145,9 @@ def media_config(**limits: int) -> Any:
         mm_processor_kwargs={"num_crops": 4, "device": "cuda"},
     )
     return vllm_config(
-        model_config__is_multimodal_model=True, model_config__multimodal_config=media
+        model_config__is_multimodal_model=True,
+        model_config__multimodal_config=media,
+        model_config__allowed_media_domains=["example.com"],
     )
 
 
@@ -163,6 +169,7 @@ def test_the_pipelines_settings_are_handed_through(tmp_path: Path) -> None:
         "max_inflight": 3,
         "max_items": None,
         "engine_item_limits": {"image": 2},
+        "allowed_domains": ["example.com"],
         "max_item_bytes": 32 * 2**20,
         "fetch_timeout_ms": 10_000,
         "video_fetch_timeout_ms": 30_000,
@@ -171,6 +178,28 @@ def test_the_pipelines_settings_are_handed_through(tmp_path: Path) -> None:
         "source": "flag",
     }
     assert json.loads(given["processor_kwargs_json"]) == {"num_crops": 4}
+
+
+def test_a_vllm_that_moved_its_list_of_hosts_is_no_vllm_without_one(tmp_path: Path) -> None:
+    """The pipeline would then fetch from every host that the gateway names."""
+    config = media_config()
+    del config.model_config.allowed_media_domains
+    with pytest.raises(AttributeError, match="allowed_media_domains"):
+        Facts.of(config, log_stats=True, media=MediaOptions("smg"), tokenizer_dir=tmp_path)
+
+
+def test_a_setting_that_a_wheel_would_not_heed() -> None:
+    """It takes any key, and says nothing of those that it does not know."""
+
+    def wheel(*keywords: str) -> Binding:
+        return Binding("VllmGrpcServer", "smg 1", None, frozenset(keywords), frozenset())
+
+    required = MediaOptions("smg", turbojpeg="require")
+    with pytest.raises(ConfigError, match="^--mm-turbojpeg: got 'require', which the pipeline of "):
+        refuse_what_the_wheel_lacks(required, wheel())
+    refuse_what_the_wheel_lacks(required, wheel("mm_encoder_budget"))
+    refuse_what_the_wheel_lacks(MediaOptions("smg"), wheel())
+    refuse_what_the_wheel_lacks(MediaOptions(turbojpeg="require"), wheel())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,19 +22,20 @@ CODE = grpc.StatusCode
 FLUSH = common_pb2.FlushCacheRequest()
 
 
-async def test_flush_and_profile() -> None:
+async def test_flush_and_profile(tmp_path: Path) -> None:
     async with served_sglang() as server:
         server.scheduler.answers = {
             io.FlushCacheReqInput: lambda r: io.FlushCacheReqOutput(success=True),
             io.ProfileReq: lambda r: io.ProfileReqOutput(success=True, message="Succeeded."),
         }
         assert (await server.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=2.5))).success
-        options = common_pb2.StartProfileRequest(output_dir="/d", num_steps=3, with_stack=False)
+        folder = str(tmp_path)
+        options = common_pb2.StartProfileRequest(output_dir=folder, num_steps=3, with_stack=False)
         assert (await server.stub.StartProfile(options)).message == "Succeeded."
         assert (await server.stub.StopProfile(common_pb2.StopProfileRequest())).success
         flush, begin, end = server.scheduler.received
         assert flush.timeout_s == 2.5
-        assert (begin.output_dir, begin.num_steps) == ("/d", 3)
+        assert (begin.output_dir, begin.num_steps) == (folder, 3)
         assert (begin.with_stack, begin.record_shapes) == (False, True)
         assert end.req_type is io.ProfileReqType.STOP_PROFILE
         await server.idle()

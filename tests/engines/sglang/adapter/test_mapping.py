@@ -306,13 +306,27 @@ async def test_an_embed_that_would_end_the_scheduler_is_refused(fields: Any, fie
         await server.idle()
 
 
-async def test_a_misdirected_call_is_refused_in_words() -> None:
+@pytest.mark.parametrize("ids", [[5, 6, 7], [5] * 5000])
+async def test_a_misdirected_embed_is_the_caller_s_mistake(ids: list[int]) -> None:
+    """An over-long one too; it would end the scheduler."""
     async with served_sglang() as server:
-        with pytest.raises(grpc.aio.AioRpcError, match="does not support embeddings"):
-            await server.stub.Embed(embed())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await server.stub.Embed(embed(ids=ids))
+        assert caught.value.code() is CODE.INVALID_ARGUMENT
+        assert (caught.value.details() or "").startswith(
+            ("EmbedRequest: ", "tokenized.input_ids: ")
+        )
+        assert server.scheduler.received == []
+        await server.idle()
+
+
+@pytest.mark.parametrize("fields", [{}, {"params": {"n": 2, "regex": "a"}}])
+async def test_a_misdirected_generate_is_the_caller_s_mistake(fields: Any) -> None:
     async with served_sglang(facts=EMBEDDING) as server:
-        history = await server.generate(request())
-        assert "--is-embedding" in history.details
+        history = await server.generate(request(**fields))
+        assert history.code is CODE.INVALID_ARGUMENT
+        assert re.search("^GenerateRequest: .*--is-embedding.*send Embed", history.details)
+        assert server.scheduler.received == []
         await server.idle()
 
 

@@ -228,5 +228,5 @@ async def test_a_profile_and_sglang_s_own_sidecar(
 async def test_a_generating_model_does_not_embed(client: Client) -> None:
     request = client.pb.EmbedRequest(request_id="e", tokenized={"input_ids": [5, 6]})
     code, details = await refusal(client.stub.Embed(request))
-    assert code is grpc.StatusCode.UNIMPLEMENTED
-    assert "SGLang" in details
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert details.startswith("EmbedRequest: the model generates")

@@ -96,4 +96,6 @@ async def test_load_records_have_the_sections_of_the_reports(client: Client) -> 
         assert record.HasField("memory")
         assert record.HasField("queues")
         assert await client.until_active(0) < 5
-        await asyncio.wait_for(running(subscription, False), 20)
+        idle = await asyncio.wait_for(running(subscription, False), 20)
+        assert idle.HasField("prefill_pending_tokens")
+        assert idle.prefill_pending_tokens == 0

@@ -44,8 +44,10 @@ async def test_rows_16_and_31_tls_and_a_stop_under_load(model: Path, tmp_path: P
         "--ssl-certfile", str(server_files.cert), "--ssl-keyfile", str(server_files.key),
         "--ssl-ca-certs", str(authority.cert),
     )  # fmt: skip
-    async with started(model, *PLAIN, *tls) as server:
+    ours = ("--drain-seconds", "45", "--no-reflection")
+    async with started(model, *PLAIN, *tls, *ours) as server:
         address = await server.bound(START_SECONDS)
+        assert "'drain_seconds': '45 (flag)', 'reflection': 'off (flag)'" in server.log
         await server.printed("state: serving", START_SECONDS)
         root = authority.cert.read_bytes()
         mine = grpc.ssl_channel_credentials(
@@ -126,7 +128,7 @@ async def test_two_ranks_that_embed(model: Path) -> None:
         while len((await client.stub.GetLoads(pb.GetLoadsRequest())).loads) < 2:
             pass
         history = await client.generate(prompt(3, 1), max_tokens=1)
-        assert history.code is grpc.StatusCode.UNIMPLEMENTED
+        assert history.code is grpc.StatusCode.INVALID_ARGUMENT
         flush = common_pb2.FlushCacheRequest(timeout_s=5)
         assert (await client.stub.FlushCache(flush)).success
         # A rank is the controller's child, not ours; its end is noticed all the same.

@@ -83,7 +83,7 @@ async def test_a_stopped_and_then_a_killed_rank(model: Path) -> None:
             assert history.complete().finish_reason == "length"
             await everybody_hears(client, "SIGKILL", lambda: os.kill(rank, signal.SIGKILL))
         assert await server.exit_code(30) == 1
-        assert f"(pid {rank}) was killed by SIGKILL" in server.log
+        assert f"(pid {rank}) was ended by SIGKILL" in server.log
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
