@@ -42,7 +42,7 @@ async def served(
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = DIALECT.stub(channel)
-            await ready(stub)
+            await ready(stub, server)
             for _ in range(rounds):
                 for streams in STREAMS:
                     load = Load()
@@ -54,9 +54,11 @@ async def served(
         await real_vllm.end(server)
 
 
-async def ready(stub: Any) -> None:
-    """Until it generates."""
+async def ready(stub: Any, server: Server) -> None:
+    """Until it generates; a server that ends instead ends the benchmark with what it said."""
     while True:
+        if not server.running:
+            raise SystemExit(f"the server ended:\n{server.log}")
         try:
             await run(stub, Work("warm", "", 1, 1, 2), Load())
         except grpc.RpcError:

@@ -137,12 +137,19 @@ class Mailbox:
     def put_ids(self, index: int, token_ids: Sequence[int]) -> None:
         """`put` of a delta that has nothing but ids, which most are; they are copied."""
         waiting = self._pending.get(index)
-        if waiting is None or self._error is not None or index not in self._open:
+        if waiting is None or waiting.finish is not None or self._error is not None:
             self.put(Delta(index, list(token_ids)))
             return
-        self._pulse.last_output = now = monotonic()
+        pulse = self._pulse
+        pulse.last_output = now = monotonic()
         waiting.token_ids += token_ids
-        self._grow(len(token_ids))
+        # `_grow`, without the call: this is once per token.
+        self._size += (amount := len(token_ids))
+        pulse.pending += amount
+        if self._size > self._limit:
+            self.overflow()
+        elif pulse.pending > MAX_PENDING_IN_ALL:
+            pulse.on_overflow()
         if not self._ready:
             self._tell(now, urgent=False)
 

@@ -7,7 +7,7 @@ per hand-over, not per token).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -50,6 +50,10 @@ class Constraint:
     """It holds from the first generated token, whatever reasoning parser the engine runs."""
 
 
+FEW = 16
+"""Stop token ids; models have a handful."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are picked and when a choice ends."""
@@ -76,6 +80,29 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     constraint: Constraint | None = None
 
+    @property
+    def needs(self) -> Iterator[Feature]:
+        """What of it not every engine has."""
+        if self.n > 1:
+            yield Feature.CHOICES
+        if self.stop:
+            yield Feature.STOP_STRINGS
+        if self.min_tokens is not None:
+            yield Feature.MIN_TOKENS
+        if self.constraint:
+            yield Feature.CONSTRAINT
+
+    @property
+    def is_small(self) -> bool:
+        """Whether what follows from it is worth being remembered: applications repeat theirs."""
+        return not (
+            self.stop or self.logit_bias or self.constraint or len(self.stop_token_ids) > FEW
+        )
+
+    def __hash__(self) -> int:
+        """Of what tells most requests apart: this is asked on every one of them."""
+        return hash((self.temperature, self.top_p, self.max_tokens, self.seed, self.stop_token_ids))
+
 
 @dataclass(frozen=True, slots=True)
 class LogprobSpec:
@@ -86,6 +113,14 @@ class LogprobSpec:
     prompt_start: int = 0
     """First prompt position that gets a row."""
     token_ids: tuple[int, ...] = ()
+
+    @property
+    def needs(self) -> Iterator[Feature]:
+        """What of it not every engine has."""
+        if self.prompt is not None:
+            yield Feature.PROMPT_LOGPROBS
+        if self.token_ids:
+            yield Feature.TOKEN_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,26 +168,31 @@ class GenerateSpec:
     @property
     def needs(self) -> frozenset[Feature]:
         """What an engine must have to serve it."""
-        sampling, logprobs = self.sampling, self.logprobs
-        asked = (
-            (Feature.TEXT_INPUT, self.text is not None),
-            (Feature.CHOICES, sampling.n > 1),
-            (Feature.STOP_STRINGS, sampling.stop),
-            (Feature.MIN_TOKENS, sampling.min_tokens is not None),
-            (Feature.CONSTRAINT, sampling.constraint),
-            (Feature.PROMPT_LOGPROBS, logprobs.prompt is not None),
-            (Feature.TOKEN_LOGPROBS, logprobs.token_ids),
-            (Feature.LORA, self.lora_id is not None),
-            (Feature.RANK, self.rank is not None),
-            (Feature.KV_TRANSFER, self.kv_transfer),
-            (Feature.TRUNCATION, self.truncate_prompt is not None),
-            (Feature.INPUT_EMBEDS, self.input_embeds),
-            (Feature.CUSTOM_PARAMS, self.custom_params is not None),
-            (Feature.LOGIT_PROCESSOR, self.logit_processor is not None),
-            (Feature.HIDDEN_STATES, self.hidden_states),
-            (Feature.MEDIA, self.media is not None),
-        )
-        return frozenset([feature for feature, asks in asked if asks])
+        return frozenset(self._needs())
+
+    def _needs(self) -> Iterator[Feature]:
+        yield from self.sampling.needs
+        yield from self.logprobs.needs
+        if self.text is not None:
+            yield Feature.TEXT_INPUT
+        if self.lora_id is not None:
+            yield Feature.LORA
+        if self.rank is not None:
+            yield Feature.RANK
+        if self.kv_transfer:
+            yield Feature.KV_TRANSFER
+        if self.truncate_prompt is not None:
+            yield Feature.TRUNCATION
+        if self.input_embeds:
+            yield Feature.INPUT_EMBEDS
+        if self.custom_params is not None:
+            yield Feature.CUSTOM_PARAMS
+        if self.logit_processor is not None:
+            yield Feature.LOGIT_PROCESSOR
+        if self.hidden_states:
+            yield Feature.HIDDEN_STATES
+        if self.media is not None:
+            yield Feature.MEDIA
 
 
 @dataclass(slots=True)

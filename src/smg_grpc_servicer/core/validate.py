@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from smg_grpc_servicer.core.errors import InvalidArgument
 from smg_grpc_servicer.core.types import GenerateSpec, LogprobSpec, ModelFacts, Sampling
@@ -21,7 +22,8 @@ MAX_SEED = 2**64 - 1
 
 def validate(spec: GenerateSpec, facts: ModelFacts, path: Path, *, min_output: int = 1) -> None:
     """Everything but the prompt itself. :raises InvalidArgument: naming the field."""
-    _sampling(spec.sampling, facts, path, min_output)
+    check = _remembered if spec.sampling.is_small else _sampling
+    check(spec.sampling, facts.vocab_size, path, min_output)
     _logprobs(spec.logprobs, facts, path)
     if spec.rank is not None and spec.rank < 0:
         raise InvalidArgument(path("rank"), f"must not be negative, got {spec.rank}")
@@ -68,7 +70,7 @@ def checked_prompt(
     return ids
 
 
-def _sampling(sampling: Sampling, facts: ModelFacts, path: Path, min_output: int) -> None:
+def _sampling(sampling: Sampling, vocab_size: int | None, path: Path, min_output: int) -> None:
     _number(path, "temperature", sampling.temperature, low=0.0)
     _number(path, "top_p", sampling.top_p, low=0.0, high=1.0)
     _number(path, "min_p", sampling.min_p, low=0.0, high=1.0)
@@ -92,9 +94,9 @@ def _sampling(sampling: Sampling, facts: ModelFacts, path: Path, min_output: int
             f"must have at most {MAX_STOP_IDS} ids, got {len(sampling.stop_token_ids)}",
         )
     for token in sampling.stop_token_ids:
-        _token(path, "stop_token_ids", token, facts)
+        _token(path, "stop_token_ids", token, vocab_size)
     for token, bias in sampling.logit_bias.items():
-        _token(path, "logit_bias", token, facts)
+        _token(path, "logit_bias", token, vocab_size)
         if not math.isfinite(bias):
             raise InvalidArgument(
                 f"{path('logit_bias')}[{token}]", f"must be a finite number, got {bias}"
@@ -103,11 +105,20 @@ def _sampling(sampling: Sampling, facts: ModelFacts, path: Path, min_output: int
         raise InvalidArgument(path("stop"), "must not contain an empty string")
 
 
+_remembered = lru_cache(256)(_sampling)
+
+
 def _logprobs(wanted: LogprobSpec, facts: ModelFacts, path: Path) -> None:
     _count(path, "logprobs", wanted.output, low=-1)
     _count(path, "prompt_logprobs", wanted.prompt, low=-1)
+    if facts.vocab_size is not None and len(wanted.token_ids) > facts.vocab_size:
+        raise InvalidArgument(
+            path("token_ids_logprob"),
+            f"must have at most as many ids as the vocabulary ({facts.vocab_size}), "
+            f"got {len(wanted.token_ids)}",
+        )
     for token in wanted.token_ids:
-        _token(path, "token_ids_logprob", token, facts)
+        _token(path, "token_ids_logprob", token, facts.vocab_size)
 
 
 def _number(
@@ -130,7 +141,7 @@ def _range(low: float, high: float) -> str:
     return f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
 
 
-def _token(path: Path, name: str, token: int, facts: ModelFacts) -> None:
-    if token < 0 or (facts.vocab_size is not None and token >= facts.vocab_size):
-        size = "" if facts.vocab_size is None else f" of {facts.vocab_size}"
+def _token(path: Path, name: str, token: int, vocab_size: int | None) -> None:
+    if token < 0 or (vocab_size is not None and token >= vocab_size):
+        size = "" if vocab_size is None else f" of {vocab_size}"
         raise InvalidArgument(path(name), f"token id {token} is outside the vocabulary{size}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from operator import attrgetter
 from typing import Any, NoReturn
 
 from google.protobuf.message import Message as ProtoMessage
@@ -29,8 +29,20 @@ from smg_grpc_servicer.core.wire import Choice
 
 Message = Any
 
-Refusals = Mapping[str, Feature | str]
-"""Path from the message's name (`GenerateRequest.mm_inputs`) to what a client asks for there."""
+
+class Refusals(dict[str, Feature | str]):
+    """Path from the message's name (`GenerateRequest.mm_inputs`) to what a client asks for there.
+
+    Not changed once it is made: `refuse` reads the paths from `by_message`.
+    """
+
+    def __init__(self, paths: Mapping[str, Feature | str]) -> None:
+        super().__init__(paths)
+        self.by_message: dict[str, list[tuple[attrgetter[Any], Feature | str]]] = {}
+        for path, feature in paths.items():
+            name, _, field = path.partition(".")
+            self.by_message.setdefault(name, []).append((attrgetter(field), feature))
+
 
 # Requests.
 
@@ -42,20 +54,10 @@ def refuse(message: Message, refusals: Refusals, who: str) -> None:
 
     :raises Unsupported: naming what was asked for.
     """
-    for path, feature in refusals.items():
-        kind, *names = _steps(path)
-        if kind != message.DESCRIPTOR.name:
-            continue
-        value = message
-        for name in names:
-            value = getattr(value, name)
+    for read, feature in refusals.by_message.get(message.DESCRIPTOR.name, ()):
+        value = read(message)
         if value.ListFields() if isinstance(value, ProtoMessage) else value:
             raise Unsupported(who, feature.value if isinstance(feature, Feature) else feature)
-
-
-@cache
-def _steps(path: str) -> list[str]:
-    return path.split(".")
 
 
 def json_object(field: str, text: str) -> dict[str, Any]:

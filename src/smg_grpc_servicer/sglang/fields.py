@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from smg_grpc_servicer.core.types import Feature
+from smg_grpc_servicer.core.wire_parts import Refusals
 
 RAW_MEDIA = "raw media and references to it (send preprocessed tensors)"
 
@@ -74,13 +75,15 @@ MAPPED: Mapping[str, str] = {
 }
 """Request field to where it stands in the spec; "" where a call's whole answer depends on it."""
 
-REFUSED: Mapping[str, Feature | str] = {
-    "GenerateRequest.mm_inputs.image_urls": RAW_MEDIA,
-    "GenerateRequest.mm_inputs.video_urls": RAW_MEDIA,
-    "GenerateRequest.mm_inputs.audio_urls": RAW_MEDIA,
-    "EmbedRequest.mm_inputs": Feature.MEDIA,
-    "EmbedRequest.texts": "cross-encoder requests as texts (send token ids)",
-}
+REFUSED = Refusals(
+    {
+        "GenerateRequest.mm_inputs.image_urls": RAW_MEDIA,
+        "GenerateRequest.mm_inputs.video_urls": RAW_MEDIA,
+        "GenerateRequest.mm_inputs.audio_urls": RAW_MEDIA,
+        "EmbedRequest.mm_inputs": Feature.MEDIA,
+        "EmbedRequest.texts": "cross-encoder requests as texts (send token ids)",
+    }
+)
 """What no part of the vocabulary carries: UNIMPLEMENTED, whatever engine is behind it."""
 
 NOT_CARRIED = frozenset({Feature.MEDIA})

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from smg_grpc_servicer.core.types import Feature
+from smg_grpc_servicer.core.wire_parts import Refusals
 
 MAPPED: Mapping[str, str] = {
     "GenerateRequest.request_id": "request_id",
@@ -48,11 +49,13 @@ MAPPED: Mapping[str, str] = {
 }
 """Request field to where it stands in the spec; "" where a call's whole answer depends on it."""
 
-REFUSED_ALWAYS: Mapping[str, Feature | str] = {
-    "GenerateRequest.mm_inputs": Feature.MEDIA,
-    "GenerateRequest.encode_bootstrap_info": Feature.MEDIA,
-    "GenerateRequest.sampling_params.custom_params": Feature.CUSTOM_PARAMS,
-}
+REFUSED_ALWAYS = Refusals(
+    {
+        "GenerateRequest.mm_inputs": Feature.MEDIA,
+        "GenerateRequest.encode_bootstrap_info": Feature.MEDIA,
+        "GenerateRequest.sampling_params.custom_params": Feature.CUSTOM_PARAMS,
+    }
+)
 
 REFUSED: Mapping[str, Feature | str] = {
     **REFUSED_ALWAYS,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from smg_grpc_servicer.core.types import Feature
+from smg_grpc_servicer.core.wire_parts import Refusals
 
 MAPPED: Mapping[str, str] = {
     "GenerateRequest.request_id": "request_id",
@@ -57,11 +58,13 @@ MAPPED: Mapping[str, str] = {
 }
 """Request field to where it stands in the spec; "" where a call's whole answer depends on it."""
 
-REFUSED: Mapping[str, Feature | str] = {
-    "GenerateRequest.mm_inputs": Feature.MEDIA,
-    "GenerateRequest.extra_mm_inputs": Feature.MEDIA,
-    "GenerateRequest.media_refs": Feature.MEDIA,
-}
+REFUSED = Refusals(
+    {
+        "GenerateRequest.mm_inputs": Feature.MEDIA,
+        "GenerateRequest.extra_mm_inputs": Feature.MEDIA,
+        "GenerateRequest.media_refs": Feature.MEDIA,
+    }
+)
 """What no part of the vocabulary carries: UNIMPLEMENTED, whatever engine is behind it."""
 
 NOT_CARRIED = frozenset({Feature.MEDIA})

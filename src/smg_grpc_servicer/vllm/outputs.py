@@ -55,7 +55,17 @@ class Relay:
             self.fail(output)
             return
         try:
-            self._convert(output)
+            for part in output.outputs:
+                if part.finish_reason is None and self._plain and part.index in self._started:
+                    self.counts.generated(len(part.token_ids))
+                    self._mailbox.put_ids(part.index, part.token_ids)
+                elif part.finish_reason == "error":
+                    self.fail(Internal(FAILED))
+                    return
+                else:
+                    self._mailbox.put(self._delta(output, part))
+            if output.finished:
+                self.close()
         except Exception as error:
             # It must not reach vLLM's output loop, which would end all requests.
             log.exception("an output of request %s was not understood", self._spec.request_id)
@@ -78,19 +88,6 @@ class Relay:
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end()
-
-    def _convert(self, output: Any) -> None:
-        for part in output.outputs:
-            if part.finish_reason is None and self._plain and part.index in self._started:
-                self.counts.generated(len(part.token_ids))
-                self._mailbox.put_ids(part.index, part.token_ids)
-                continue
-            if part.finish_reason == "error":
-                self.fail(Internal(FAILED))
-                return
-            self._mailbox.put(self._delta(output, part))
-        if output.finished:
-            self.close()
 
     def _delta(self, output: Any, part: Any) -> Delta:
         token_ids = list(part.token_ids)

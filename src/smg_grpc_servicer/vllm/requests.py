@@ -8,14 +8,22 @@ first request is built.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from smg_grpc_servicer.core.errors import InvalidArgument
-from smg_grpc_servicer.core.types import Constraint, GenerateSpec, KvTransfer, Sampling
+from smg_grpc_servicer.core.types import (
+    Constraint,
+    GenerateSpec,
+    KvTransfer,
+    LogprobSpec,
+    Sampling,
+)
 from smg_grpc_servicer.vllm.facts import sampling_defaults
 from smg_grpc_servicer.vllm.probe import probe
 
@@ -107,28 +115,40 @@ class RequestBuilder:
         self._structured: Any = None
         self._kinds: Any = None
         self._flat = False
+        # An application asks for the same again and again, and building it is half of what a
+        # request costs; vLLM changes its copy in place, so each request gets one.
+        self._plain = lru_cache(256)(self._build)
 
     def sampling_params(self, spec: GenerateSpec) -> Any:
         """:raises InvalidArgument: the engine would not survive it. vLLM raises its own."""
+        if spec.kv_transfer is None and spec.sampling.is_small:
+            return copy.copy(self._plain(spec.sampling, spec.logprobs, spec.stream))
+        return self._build(spec.sampling, spec.logprobs, spec.stream, self._kv(spec.kv_transfer))
+
+    def _build(
+        self,
+        sampling: Sampling,
+        logprobs: LogprobSpec,
+        stream: bool,
+        kv: dict[str, Any] | None = None,
+    ) -> Any:
         if self._params is None:
             self._import()
         assert self._params is not None
         # Only what differs from vLLM's default is named: each one costs on every request.
         given: dict[str, Any] = {
-            "detokenize": bool(spec.sampling.stop),
-            "output_kind": self._kinds.DELTA if spec.stream else self._kinds.FINAL_ONLY,
+            "detokenize": bool(sampling.stop),
+            "output_kind": self._kinds.DELTA if stream else self._kinds.FINAL_ONLY,
             "skip_clone": True,  # Nobody else has it, so vLLM need not copy it deeply.
         }
-        self._fill_choice(given, spec.sampling)
-        _fill_end(given, spec.sampling)
-        if spec.sampling.constraint is not None:
-            given["structured_outputs"] = self._constraint(spec.sampling.constraint)
-        logprobs = spec.logprobs
+        self._fill_choice(given, sampling)
+        _fill_end(given, sampling)
+        if sampling.constraint is not None:
+            given["structured_outputs"] = self._constraint(sampling.constraint)
         if logprobs.output is not None or logprobs.prompt is not None:
             given["logprobs"], given["prompt_logprobs"] = logprobs.output, logprobs.prompt
             if self._flat:
                 given["flat_logprobs"] = True
-        kv = self._kv(spec)
         if kv is not None:
             given["extra_args"] = {"kv_transfer_params": kv}
         return self._params(**given)
@@ -190,8 +210,8 @@ class RequestBuilder:
             value = list(constraint.value)
         return self._structured(**{_CONSTRAINTS[constraint.kind]: value})
 
-    def _kv(self, spec: GenerateSpec) -> dict[str, Any] | None:
-        params = kv_params(spec.kv_transfer)
+    def _kv(self, kv: KvTransfer | None) -> dict[str, Any] | None:
+        params = kv_params(kv)
         if params and params.get("do_remote_prefill") and not self.limits.has_kv_connector:
             raise InvalidArgument(
                 "kv_transfer_params_json",

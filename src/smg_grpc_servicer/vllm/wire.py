@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import ClassVar
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
@@ -43,6 +44,9 @@ from smg_grpc_servicer.vllm.fields import REFUSED
 
 log = logging.getLogger(__name__)
 
+SMALL = 512
+"""Bytes of sampling parameters that are worth being remembered."""
+
 
 class VllmWire(Wire):
     """See the module."""
@@ -61,6 +65,9 @@ class VllmWire(Wire):
         if kind is None:
             raise InvalidArgument("input", "one of tokenized and text is required")
         sent = request.sampling_params
+        asked, logprobs = (
+            _seen(sent.SerializeToString()) if sent.ByteSize() <= SMALL else _read(sent)
+        )
         return GenerateSpec(
             request_id=request.request_id,
             prompt=request.tokenized.input_ids,
@@ -68,11 +75,8 @@ class VllmWire(Wire):
             truncate_prompt=(
                 sent.truncate_prompt_tokens if sent.HasField("truncate_prompt_tokens") else None
             ),
-            sampling=sampling(sent),
-            logprobs=LogprobSpec(
-                output=sent.logprobs if sent.HasField("logprobs") else None,
-                prompt=sent.prompt_logprobs if sent.HasField("prompt_logprobs") else None,
-            ),
+            sampling=asked,
+            logprobs=logprobs,
             stream=request.stream,
             rank=request.data_parallel_rank if request.HasField("data_parallel_rank") else None,
             kv_transfer=kv_transfer(request),
@@ -183,6 +187,20 @@ class VllmWire(Wire):
                 for load in chosen
             ],
         )
+
+
+def _read(sent: pb.SamplingParams) -> tuple[Sampling, LogprobSpec]:
+    logprobs = LogprobSpec(
+        output=sent.logprobs if sent.HasField("logprobs") else None,
+        prompt=sent.prompt_logprobs if sent.HasField("prompt_logprobs") else None,
+    )
+    return sampling(sent), logprobs
+
+
+@lru_cache(256)
+def _seen(sent: bytes) -> tuple[Sampling, LogprobSpec]:
+    """An application asks for the same again and again."""
+    return _read(pb.SamplingParams.FromString(sent))
 
 
 def sampling(sent: pb.SamplingParams) -> Sampling:
