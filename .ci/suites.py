@@ -45,6 +45,9 @@ _CORE = _pytest("tests", *(f"--ignore=tests/{name}" for name in _NOT_CORE))
 _MLX = _pytest("tests/engines/mlx")
 _MLX_VENV = Venv("mlx", MAIN)
 _ROUTER = {"SMG_ROUTER_PYTHON": Venv("router", Wanted(11, 10), project=False)}
+_NEWER_BINDING = {"SMG_NEWER_BINDING": Venv("rust-newer", Wanted(11, 10), project=False)}
+_TORCHVISION = {"SMG_TORCHVISION": Venv("torchvision", MAIN, project=False)}
+_NIXL = {"SMG_SGLANG_NIXL": Venv("sglang-nixl", MAIN, project=False)}
 
 SUITES = (
     Suite(
@@ -84,21 +87,21 @@ SUITES = (
         "the hand-off to Rust with two generations of the binding, over a stub of an engine core",
         Venv("rust", MAIN),
         (_pytest("tests/unit/rust", "tests/faults/rust"),),
-        others={"SMG_NEWER_BINDING": Venv("rust-newer", Wanted(11, 10), project=False)},
+        others=_NEWER_BINDING,
     ),
     Suite(
         "vllm",
         "vLLM on its CPU engine, the router in front of it, its launchers of every release",
         Venv("vllm", MAIN),
         (_pytest("tests/engines/vllm"),),
-        others=_ROUTER,
+        others=_ROUTER | _NEWER_BINDING | _TORCHVISION,
     ),
     Suite(
         "sglang",
         "SGLang's real scheduler on a CPU, the router in front of it, a stub of it for its faults",
         Venv("sglang", MAIN),
         (_pytest("tests/engines/sglang"),),
-        others=_ROUTER,
+        others=_ROUTER | _NIXL | _TORCHVISION,
     ),
     Suite(
         "tokenspeed",

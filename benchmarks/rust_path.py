@@ -31,7 +31,7 @@ from benchmarks.support import median
 from benchmarks.vllm_real import cpu_seconds
 from benchmarks.vllm_servicer import DIALECT, Load, Target, Work, report, run
 from tests.support import real_vllm
-from tests.support.rust_served import newer_folder
+from tests.support.rust_served import packages_of
 
 ROOT = Path(__file__).parent.parent
 PACE = 0.005
@@ -116,7 +116,7 @@ def servers(stack: ExitStack, folder: Path) -> dict[str, Server]:
     found = {
         PYTHON: Server(python, real_vllm.environment(folder)),
         OLDER: Server(rust, env),
-        NEWER: Server(rust, env | {"PYTHONPATH": newer_folder()}),
+        NEWER: Server(rust, env | {"PYTHONPATH": packages_of("SMG_NEWER_BINDING")}),
     }
     for server in found.values():
         stack.callback(server.close)

@@ -19,7 +19,15 @@ from tests.support import real_vllm
 from tests.support.servers import ROOT, Server
 
 STREAMS = (64, 256)
-FLAGS = ("--max-model-len", "1024", "--max-num-seqs", "256", "--enforce-eager")
+FLAGS = (
+    "--max-model-len",
+    "1024",
+    "--max-num-seqs",
+    "256",
+    "--enforce-eager",
+    "--dtype",
+    "float32",
+)
 
 
 def cpu_seconds(pid: int) -> float:

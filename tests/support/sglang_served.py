@@ -99,6 +99,7 @@ async def served_sglang(
     facts: ModelFacts = FACTS,
     skip_tokenizer_init: bool = False,
     serve: bool = False,
+    revision: str | None = None,
 ) -> AsyncIterator[ServedSglang]:
     port_args = ports()
     dead: list[str] = []
@@ -118,6 +119,7 @@ async def served_sglang(
         loads=_no_loads,
         limits=replace(limits, ranks=ranks),
         tokenizer=None if skip_tokenizer_init else Words(),
+        revision=revision,
     )
     board = StatusBoard()
     servicer = SglangServicerBase(engine, board)

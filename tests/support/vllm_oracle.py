@@ -1,35 +1,62 @@
-"""vLLM's own offline answers: `python -m tests.support.vllm_oracle MODEL OUT.json`.
+"""What vLLM itself says: `python -m tests.support.vllm_oracle MODEL EMBEDDER OUT.json`.
 
-The JSON has, by the name of each of `vllm_cases.CASES`, a list of choices: token ids, finish
-reason, stop reason, logprobs (a list of {token id: [value, rank]}), and the prompt's.
+One process for all of it, because importing vLLM is most of the time. The JSON has
+
+- `answers`, by the name of each of `vllm_cases.CASES`: a list of choices (token ids, finish reason,
+  stop reason, logprobs as a list of {token id: [value, rank]}), and the prompt's logprobs
+- `vectors` of the prompts of `embedding_model`
+- `parsed`: see `vllm_command_line`
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support import embedding_model, vllm_command_line
 from tests.support.real_vllm import CONSTRAINTS, CONTEXT, SEQUENCES
 from tests.support.vllm_cases import CASES, GREEDY, Case
 
 
 def main() -> None:
-    model, out = sys.argv[1:]
-    Path(out).write_text(json.dumps(completions(model)))
+    model, embedder, out = sys.argv[1:]
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    said = {
+        "answers": completions(model),
+        "vectors": vectors(embedder),
+        "parsed": vllm_command_line.parsed(),
+    }
+    Path(out).write_text(json.dumps(said))
 
 
-def completions(model: str) -> dict[str, Any]:
+def engine(model: str, **options: Any) -> Any:
+    """An engine in this process."""
     from vllm import LLM
 
-    llm = LLM(
+    return LLM(
         model=model,
-        max_model_len=CONTEXT,
         max_num_seqs=SEQUENCES,
         enforce_eager=True,
         dtype="float32",
+        distributed_executor_backend="uni",
+        **options,
+    )
+
+
+def vectors(model: str) -> list[list[float]]:
+    prompts: Any = [{"prompt_token_ids": ids} for ids in embedding_model.prompts(Path(model))]
+    outputs = engine(model, runner="pooling").embed(prompts, use_tqdm=False)
+    return [output.outputs.embedding for output in outputs]
+
+
+def completions(model: str) -> dict[str, Any]:
+    llm = engine(
+        model,
+        max_model_len=CONTEXT,
         max_logprobs=-1,
         structured_outputs_config=CONSTRAINTS,
     )

@@ -20,6 +20,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -91,6 +92,7 @@ class AsyncEngineArgs:
         parallel = {
             "node_rank_within_dp": 0,
             "data_parallel_rank": 0,
+            "data_parallel_size_local": self.given.get("data_parallel_size_local", 1),
             "data_parallel_master_ip": self.given.get("data_parallel_address"),
             "data_parallel_rpc_port": self.given.get("data_parallel_rpc_port"),
         }
@@ -156,38 +158,49 @@ class EngineCoreProc:
     process_input_sockets = _handle_request_preproc_error = preprocess_add_request
 
     @staticmethod
-    def run_engine_core(*, handshake_address: str, **_: object) -> None:
+    def run_engine_core(*, handshake_address: str, dp_rank: int, **_: object) -> None:
         from tests.support import stub_core
 
         given = shlex.split(os.environ.get("STUB_CORE", ""))
-        stub_core.run(stub_core.options(["--handshake", handshake_address, *given]))
+        command = ["--handshake", handshake_address, "--index", str(dp_rank), *given]
+        stub_core.run(stub_core.options(command))
 
 
 class CoreEngineProcManager:
-    """As vLLM's: starts engines in new processes, and ends with them."""
+    """As vLLM's: starts engines in new processes, and ends all when one has ended."""
 
     failed_proc_name: str | None = None
 
     def __init__(self, *, local_engine_count: int, handshake_address: str, **_: object) -> None:
         from vllm.v1.engine.core import EngineCoreProc
 
-        assert local_engine_count == 1
-        self._process = get_context("spawn").Process(
-            target=EngineCoreProc.run_engine_core, kwargs={"handshake_address": handshake_address}
-        )
-        self._process.start()
+        self._processes = [
+            get_context("spawn").Process(
+                target=EngineCoreProc.run_engine_core,
+                name=f"EngineCore_DP{rank}",
+                kwargs={"handshake_address": handshake_address, "dp_rank": rank},
+            )
+            for rank in range(local_engine_count)
+        ]
+        for process in self._processes:
+            process.start()
 
     def monitor_engine_liveness(self) -> None:
-        self._process.join()
-        if self._process.exitcode:
-            self.failed_proc_name = "EngineCore"
+        first, *_ = wait([process.sentinel for process in self._processes])
+        (ended,) = (process for process in self._processes if process.sentinel == first)
+        if ended.exitcode != 0:  # None, when it is just about to end
+            self.failed_proc_name = ended.name
+        self.shutdown()
 
-    def finished_procs(self) -> dict[str, int | None]:
-        return {"EngineCore": self._process.exitcode}
+    def finished_procs(self) -> dict[str, int]:
+        codes = {process.name: process.exitcode for process in self._processes}
+        return {name: code for name, code in codes.items() if code is not None}
 
     def shutdown(self, timeout: float | None = None) -> None:
-        self._process.terminate()
-        self._process.join()
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
 
 
 def _async_llm() -> type[AsyncLLM]:

@@ -73,7 +73,7 @@ def test_importing_a_wing_brings_no_engine(wing: str) -> None:
     assert not modules_after(f"smg_grpc_servicer.{wing}") & HEAVY
 
 
-@pytest.mark.parametrize("room", ["core", "testing"])
+@pytest.mark.parametrize("room", ["core", "testing", "warmup"])
 def test_importing_every_module_of_a_shared_room_brings_no_engine(room: str) -> None:
     names = [
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)

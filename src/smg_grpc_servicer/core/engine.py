@@ -93,6 +93,10 @@ class Engine(ABC):
         """A directory or hub id; None when the engine has no tokenizer."""
         return self.model_facts().tokenizer_path
 
+    def tokenizer_revision(self) -> str | None:
+        """Branch, tag or commit of a hub id; None is its main branch."""
+        return None
+
     async def check_health(self) -> None:
         """Raise when the engine cannot serve although nothing was reported yet."""
 

@@ -30,6 +30,10 @@ class AlreadyExists(ServicerError):
     """A request with this id is in flight."""
 
 
+class Aborted(ServicerError):
+    """Somebody ended the request with Abort, and its answer has no words for that."""
+
+
 class NotFound(ServicerError):
     """The thing named in the request is not here."""
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from time import monotonic, time
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
 from smg_grpc_servicer.core import failpoints
 from smg_grpc_servicer.core.control import ControlBodies
 from smg_grpc_servicer.core.engine import Engine
-from smg_grpc_servicer.core.errors import EngineDead, Exhausted, InvalidArgument
+from smg_grpc_servicer.core.errors import Aborted, EngineDead, Exhausted, InvalidArgument
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.messages import MAX_MESSAGE_BYTES, fits, pieces
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _NOTHING = nullcontext()
+_T = TypeVar("_T")
 
 
 class CoreServicer(ControlBodies):
@@ -66,7 +67,7 @@ class CoreServicer(ControlBodies):
         self.spans = spans or Spans()
         self.max_chunk_tokens = max_chunk_tokens
         """Most token ids in one chunk; None sends whatever has piled up."""
-        self.tokenizer = TokenizerSource(engine.tokenizer_path)
+        self.tokenizer = TokenizerSource(engine.tokenizer_path, engine.tokenizer_revision)
         self.started_at = time()
         self.last_receive_at: float | None = None
         engine.on_death = self.engine_died
@@ -191,16 +192,9 @@ class CoreServicer(ControlBodies):
                 f"{len(text)} characters are more than {longest}, the most that can fit into "
                 f"the model's context",
             )
-        working = asyncio.ensure_future(self.engine.tokenize(text))
-        ended = asyncio.ensure_future(mailbox.wait())
-        try:
-            await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not mailbox.ended:
-                self._fill_prompt(spec, working.result(), "text")
-        finally:
-            working.cancel()
-            ended.cancel()
-            await asyncio.gather(working, ended, return_exceptions=True)
+        ids = await _unless_ended(self.engine.tokenize(text), mailbox)
+        if ids is not None:
+            self._fill_prompt(spec, ids, "text")
 
     async def _submit(self, spec: GenerateSpec, ticket: Ticket) -> None:
         """Hand the request to the engine, unless it was aborted or cut while it was prepared."""
@@ -260,7 +254,11 @@ class CoreServicer(ControlBodies):
             ticket = self._admit(spec.request_id, 1, stream=False)
             self._owe(ticket)
             try:
-                return self.wire.embed_response(await self.engine.embed(spec))
+                found = await _unless_ended(self.engine.embed(spec), ticket.mailbox)
+                if found is None:
+                    await ticket.mailbox.wait()  # raises what it was cut with
+                    raise Aborted("the request was aborted")
+                return self.wire.embed_response(found)
             finally:
                 self._release(ticket)
 
@@ -296,3 +294,16 @@ class CoreServicer(ControlBodies):
         """For the metrics endpoint: `statistics` and what the engine counts."""
         own = {name: value for name, value in self.statistics().items() if name != "in_flight"}
         return own | {f"engine_{name}": value for name, value in self.engine.counters().items()}
+
+
+async def _unless_ended(work: Awaitable[_T], mailbox: Mailbox) -> _T | None:
+    """What `work` gives; None, at once, when the request was aborted or cut before."""
+    working = asyncio.ensure_future(work)
+    ended = asyncio.ensure_future(mailbox.wait())
+    try:
+        await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
+        return None if mailbox.ended else working.result()
+    finally:
+        working.cancel()
+        ended.cancel()
+        await asyncio.gather(working, ended, return_exceptions=True)

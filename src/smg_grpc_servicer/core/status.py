@@ -30,6 +30,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{4,}")
 CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (errors.InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
+    (errors.Aborted, grpc.StatusCode.ABORTED),
     (errors.NotFound, grpc.StatusCode.NOT_FOUND),
     (errors.FailedPrecondition, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.Exhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),

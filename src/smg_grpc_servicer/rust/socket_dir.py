@@ -108,18 +108,23 @@ def _clear(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             named = _NAME.fullmatch(path.name)
-            if named and not _exists(int(named["pid"])) and _is_deserted(path):
+            if named and _is_over(int(named["pid"])) and _is_deserted(path):
                 path.unlink(missing_ok=True)
 
 
-def _exists(pid: int) -> bool:
+def _is_over(pid: int) -> bool:
+    """Whether the process that made a file is gone. Our number was another's before: in a container
+    that starts again it is the same each time, and what has our names would be in our way.
+    """
+    if pid == os.getpid():
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
         return True
-    return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _is_deserted(path: Path) -> bool:

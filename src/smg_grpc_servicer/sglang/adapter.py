@@ -5,6 +5,8 @@ The seam (what others may build on): the constructor below. Facts and loads are 
 * `model_facts`: a value; `server_facts`: called when asked for; `loads`: awaited;
 * `limits`: `limits.Limits`, what requests are held against;
 * `tokenizer`: what `SamplingParams.normalize` takes; None under `--skip-tokenizer-init`;
+* `processor`: of `media_processor`; None for a text model;
+* `revision`: of a hub id, for GetTokenizer;
 * `check_health()` probes the scheduler (id `HEALTH_CHECK…`): any push counts as alive;
 * LoRA: `load_adapter`, `unload_adapter`, `adapters` behind the three RPCs (`lora.py`).
 """
@@ -82,13 +84,17 @@ class SglangEngine(Engine):
         loads: Callable[[], Awaitable[Sequence[Load]]],
         limits: Limits,
         tokenizer: Any = None,
+        processor: Any = None,
+        revision: str | None = None,
     ) -> None:
         super().__init__()
         self._manager = manager
         self._facts = model_facts
         self._server_facts = server_facts
         self._loads = loads
+        self._revision = revision
         self._limits = limits
+        self._processor = processor
         self._builder = RequestBuilder(model_facts, limits, tokenizer)
         self._adapters = AdapterTable(limits, manager.send_communicator_req)
         # Embeddings are only possible without a prefix cache.
@@ -101,6 +107,9 @@ class SglangEngine(Engine):
         """Prompt tokens by id."""
         self._leftover: Leftover | None = None
         self.features = _features(model_facts, limits)
+        if limits.grid is not None and processor is None:
+            # Without positions beside the media the scheduler would end.
+            self.features -= {Feature.MEDIA}
 
     async def close(self) -> None:
         """Ours only; the manager is closed by who made it, and the ranks by who started them."""
@@ -116,11 +125,13 @@ class SglangEngine(Engine):
             self._leftover.somebody_came()
         if not self._facts.is_generation:
             raise InvalidArgument("GenerateRequest", _EMBEDS)
-        adapter = None if spec.lora_id is None else self._adapters.use(spec.lora_id)
+        adapter = None if spec.lora_id is None else await self._adapters.use(spec.lora_id)
         try:
             request = self._builder.generate(spec, None if adapter is None else adapter.name)
             if spec.media is not None:
-                request.mm_inputs = await asyncio.to_thread(media.build, spec.media)
+                request.mm_inputs = await asyncio.to_thread(
+                    media.build, spec.media, spec.prompt, self._processor
+                )
             if self._turns is not None:
                 await self._turns.wait(embeds=bool(spec.input_embeds))
         except BaseException:
@@ -242,6 +253,9 @@ class SglangEngine(Engine):
 
     def server_facts(self) -> ServerFacts:
         return self._server_facts()
+
+    def tokenizer_revision(self) -> str | None:
+        return self._revision
 
     async def check_health(self) -> None:
         await self._probe.check()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from smg_grpc_servicer.core.errors import DeadlineExceeded, FailedPrecondition
@@ -17,26 +17,37 @@ from smg_grpc_servicer.sglang import profiles
 from smg_grpc_servicer.sglang.request_manager import RequestManager
 
 FLUSH_SECONDS = 30.0
+WAIT_SECONDS = 5.0
+"""How long the scheduler is asked to wait at a time."""
+AGAIN_SECONDS = 0.1
 PROFILE_SECONDS = 600.0
 STATE_SECONDS = 30.0
 _OFF = ("0", "false", "no", "off")
 
 
 async def flush_cache(manager: RequestManager, timeout: float | None) -> str:
-    """:raises FailedPrecondition: requests are running and no time was given.
+    """The scheduler keeps one call waiting and refuses the others, and does not hear of a caller
+    that left. So it is asked to wait for a little at a time, and again.
+
+    :raises FailedPrecondition: requests are running and no time was given.
     :raises DeadlineExceeded: they still were when it was over.
     """
     from sglang.srt.managers.io_struct import FlushCacheReqInput
 
-    seconds = max(FLUSH_SECONDS, (timeout or 0.0) + 10.0)
-    request = FlushCacheReqInput(timeout_s=timeout)
-    replies = await _call(manager, request, "flush_cache_communicator", seconds)
-    refusals = _refusals(replies, "requests are running; set timeout_s to wait for them")
-    if refusals and timeout is not None and "Timed out" in refusals:
-        raise DeadlineExceeded(f"the prefix cache was not flushed in {timeout:g} s: {refusals}")
-    if refusals:
-        raise FailedPrecondition(f"the prefix cache was not flushed: {refusals}")
-    return "the prefix cache is empty"
+    end = monotonic() + (timeout or 0.0)
+    while True:
+        left = end - monotonic()
+        request = FlushCacheReqInput(timeout_s=None if timeout is None else min(left, WAIT_SECONDS))
+        replies = await _call(manager, request, "flush_cache_communicator", FLUSH_SECONDS)
+        refusals = _refusals(replies, "requests are running; set timeout_s to wait for them")
+        if not refusals:
+            return "the prefix cache is empty"
+        if timeout is None:
+            raise FailedPrecondition(f"the prefix cache was not flushed: {refusals}")
+        left = end - monotonic()
+        if left <= 0:
+            raise DeadlineExceeded(f"the prefix cache was not flushed in {timeout:g} s: {refusals}")
+        await asyncio.sleep(min(left, AGAIN_SECONDS))
 
 
 async def start_profile(manager: RequestManager, spec: ProfileSpec) -> str:

@@ -19,7 +19,7 @@ from smg_grpc_servicer.sglang.adapter import SglangEngine
 from smg_grpc_servicer.sglang.parts import Front, Parts
 from smg_grpc_servicer.sglang.processes import Ranks, RanksFailed
 from smg_grpc_servicer.sglang.request_manager import RequestManager
-from smg_grpc_servicer.sglang.warm_up import plan_of
+from smg_grpc_servicer.sglang.warm_up import planned
 from smg_grpc_servicer.warmup import inside
 from smg_grpc_servicer.warmup.setting import WarmUpBudget
 
@@ -100,8 +100,7 @@ class EngineLife:
             await self._first_request(engine, config.disaggregation_mode)
         elif budget.level == "auto":
             return
-        plan = plan_of(config, engine.model_facts(), budget.level)
-        await inside.warm(engine, plan, budget.seconds)
+        await planned(engine, config, budget)
 
     async def _first_request(self, engine: SglangEngine, role: str) -> None:
         began = monotonic()
@@ -118,9 +117,16 @@ class EngineLife:
             self._served.table.cut_all(error)
 
     async def close(self) -> None:
-        if self._served is not None:
-            await self._served.close()
-        await self._ranks.close(None if self._dead is not None else self._ask)
+        try:
+            if self._served is not None:
+                await self._served.close()
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        """The ranks, whatever became of the rest."""
+        listening = self._manager is not None and self._dead is None
+        await self._ranks.close(self._ask if listening else None)
         if self._manager is not None:
             await self._manager.close("the server has stopped")
         elif self._ranks.front is not None:

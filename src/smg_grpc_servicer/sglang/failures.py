@@ -1,7 +1,7 @@
 """A scheduler's abort as an error or an end: status codes, constraint failures, plain aborts.
 
-SGLang says why it ended a request in a dictionary: `type`, `message`, `status_code` (HTTP) and
-`err_type`. An abort without a status is somebody's wish and ends the choice as `abort`.
+SGLang says why it ended a request in a dictionary: `type`, `message` and `status_code` (HTTP). An
+abort without a status is somebody's wish and ends the choice as `abort`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from smg_grpc_servicer.core.errors import (
 from smg_grpc_servicer.core.types import Constraint
 
 CONSTRAINT_TRAILER = ("smg-constraint-failed", "engine")
-GRAMMAR_REJECTED = "GrammarRejectedToken"
-"""The `err_type` that our plugin in the ranks stamps on a token the grammar did not accept."""
+GRAMMAR_REJECTED = "Grammar accept_token failed"
+"""How SGLang's message begins when a token was sampled that the constraint does not allow, which
+happens where it allows none. Its status is 500, and this is not a fault of the worker."""
 
 _KINDS: Mapping[int, type[ServicerError]] = {
     404: NotFound,
@@ -43,7 +44,7 @@ _FIELDS = {
 def from_abort(reason: Mapping[str, Any], constraint: Constraint | None) -> Exception | None:
     """The error behind an abort; None when it is a plain one."""
     words = str(reason.get("message") or "").strip() or "the scheduler aborted the request"
-    if reason.get("err_type") == GRAMMAR_REJECTED:
+    if words.startswith(GRAMMAR_REJECTED):
         return FailedPrecondition(
             f"the engine could not continue the request under its constraint: {words}",
             trailers=(CONSTRAINT_TRAILER,),

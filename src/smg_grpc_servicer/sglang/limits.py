@@ -11,6 +11,7 @@ from typing import Any
 
 from smg_grpc_servicer.core.payloads import Adapter
 from smg_grpc_servicer.sglang.facts import num_ranks
+from smg_grpc_servicer.sglang.media_grid import GridRule
 
 _HIDDEN_STATES = ("off", "last", "full")
 
@@ -45,6 +46,8 @@ class Limits:
     """Width of one input embedding."""
     media: bool = False
     """The model takes images."""
+    grid: GridRule | None = None
+    """What it says of their patches, if it counts them in a grid."""
     drafts_per_step: int | None = None
     """Draft tokens that one step of speculative decoding proposes."""
     traced: bool = False
@@ -74,6 +77,7 @@ class Limits:
             tokenizer=not args.skip_tokenizer_init,
             hidden_size=model_config.hidden_size,
             media=bool(model_config.is_multimodal),
+            grid=GridRule.of(model_config),
             drafts_per_step=drafts - 1 if drafts else None,
             traced=bool(args.enable_trace),
         )

@@ -3,17 +3,23 @@
 SGLang's scheduler ends with an assertion when a request names an adapter it does not have, or an
 id is loaded twice, and it keeps no list: this table is the list. An adapter that is being unloaded
 takes no new requests; the scheduler hears of it when the last one has left.
+
+With `--max-loaded-loras` the adapter that was used longest ago makes way for a new one, as SGLang's
+HTTP server has it, unless it is pinned; a request that names it has it loaded again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from smg_grpc_servicer.core.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from smg_grpc_servicer.core.payloads import Adapter
 from smg_grpc_servicer.sglang.limits import Limits
+
+log = logging.getLogger(__name__)
 
 Call = Callable[[Any, str, float], Awaitable[list[Any]]]
 
@@ -29,6 +35,9 @@ class AdapterTable:
         self._limits = limits
         self._call = call
         self._loaded = {adapter.id: adapter for adapter in limits.startup_adapters}
+        """By id; the one that was used last is last."""
+        self._evicted: dict[str, Adapter] = {}
+        """Had to make way for others, and will be back when a request names them."""
         self._users: dict[str, int] = {}
         self._leaving: dict[str, asyncio.Event] = {}
         self._half_done: dict[str, Adapter] = {}
@@ -38,11 +47,22 @@ class AdapterTable:
 
     # Requests.
 
-    def use(self, adapter_id: str) -> Adapter:
-        """One more request names it. :raises InvalidArgument: there is none of that id."""
-        adapter = self._loaded.get(adapter_id)
+    async def use(self, adapter_id: str) -> Adapter:
+        """One more request names it.
+
+        :raises InvalidArgument: there is none of that id.
+        :raises FailedPrecondition: it had to make way, and the scheduler does not take it back.
+        """
+        while adapter_id in self._evicted:
+            refusal = await self._finish(self._reload(self._evicted[adapter_id]))
+            if refusal:
+                raise FailedPrecondition(
+                    f"the adapter {adapter_id!r} could not be loaded again: {refusal}"
+                )
+        adapter = self._loaded.pop(adapter_id, None)
         if adapter is None:
             raise InvalidArgument("lora_id", f"no adapter is loaded as {adapter_id!r}")
+        self._loaded[adapter_id] = adapter
         if adapter_id in self._leaving:
             raise InvalidArgument("lora_id", f"the adapter {adapter_id!r} is being unloaded")
         self._users[adapter_id] = self._users.get(adapter_id, 0) + 1
@@ -104,52 +124,90 @@ class AdapterTable:
                     raise InvalidArgument("lora_id", f"{adapter.id!r} is loaded already")
                 if known.name == adapter.name:
                     raise InvalidArgument("lora_name", f"{adapter.name!r} is loaded already")
-            most = self._limits.max_adapters
-            if most is not None and len(self._loaded) >= most:
-                raise FailedPrecondition(
-                    f"{most} adapters are loaded, as many as --max-loaded-loras allows: "
-                    "unload one first"
-                )
-            from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput
+            return await self._add(adapter)
 
-            self._half_done[adapter.id] = adapter
-            refusal, present = await self._ask(
-                LoadLoRAAdapterReqInput(
-                    lora_name=adapter.name,
-                    lora_path=adapter.path,
-                    pinned=adapter.pinned,
-                    lora_id=adapter.id,
-                ),
-                adapter.name,
+    async def _reload(self, adapter: Adapter) -> str:
+        async with self._changing:
+            if adapter.id not in self._evicted:
+                return ""  # somebody else has seen to it
+            if adapter.id in self._half_done:
+                return "it was not unloaded everywhere: unload it first"
+            return await self._add(adapter)
+
+    async def _add(self, adapter: Adapter) -> str:
+        most = self._limits.max_adapters
+        full = most is not None and len(self._loaded) >= most
+        if full and all(other.pinned for other in self._loaded.values()):
+            # SGLang's own server would load it, drop it again and call that a success.
+            raise FailedPrecondition(
+                f"{most} adapters are loaded, as many as --max-loaded-loras allows, and all are "
+                "pinned: unload one first"
             )
-            if not refusal or not present:
-                del self._half_done[adapter.id]
-            if not refusal:
-                self._loaded[adapter.id] = adapter
+        from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput
+
+        self._half_done[adapter.id] = adapter
+        refusal, present = await self._ask(
+            LoadLoRAAdapterReqInput(
+                lora_name=adapter.name,
+                lora_path=adapter.path,
+                pinned=adapter.pinned,
+                lora_id=adapter.id,
+            ),
+            adapter.name,
+        )
+        if not refusal or not present:
+            del self._half_done[adapter.id]
+        if refusal:
             return refusal
+        for known in list(self._evicted.values()):
+            if known.id == adapter.id or known.name == adapter.name:
+                del self._evicted[known.id]
+        oldest = next((other for other in self._loaded.values() if not other.pinned), None)
+        self._loaded[adapter.id] = adapter
+        if full and oldest is not None:
+            await self._evict(oldest)
+        return ""
+
+    async def _evict(self, adapter: Adapter) -> None:
+        log.info("the adapter %r makes way for another", adapter.name)
+        del self._loaded[adapter.id]
+        self._evicted[adapter.id] = self._half_done[adapter.id] = adapter
+        refusal = await self._remove(adapter)
+        if refusal:
+            log.warning("the adapter %r was not unloaded: %s", adapter.name, refusal)
+        else:
+            del self._half_done[adapter.id]
 
     async def _unload(self, name: str, adapter_id: str | None) -> str:
         async with self._changing:
             adapter = self._named(name, adapter_id)
-            left = asyncio.Event()
-            self._leaving[adapter.id] = left
-            try:
-                if adapter.id in self._users:
-                    await left.wait()
-                from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqInput
+            refusal = ""
+            if adapter.id in self._loaded or adapter.id in self._half_done:
+                refusal = await self._remove(adapter)
+            if not refusal:
+                for table in (self._loaded, self._half_done, self._evicted):
+                    table.pop(adapter.id, None)
+            return refusal
 
-                refusal, _ = await self._ask(
-                    UnloadLoRAAdapterReqInput(lora_name=name, lora_id=adapter.id), name
-                )
-                if not refusal:
-                    self._loaded.pop(adapter.id, None)
-                    self._half_done.pop(adapter.id, None)
-                return refusal
-            finally:
-                del self._leaving[adapter.id]
+    async def _remove(self, adapter: Adapter) -> str:
+        """From the scheduler, once nobody uses it."""
+        left = asyncio.Event()
+        self._leaving[adapter.id] = left
+        try:
+            if adapter.id in self._users:
+                await left.wait()
+            from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqInput
+
+            refusal, _ = await self._ask(
+                UnloadLoRAAdapterReqInput(lora_name=adapter.name, lora_id=adapter.id), adapter.name
+            )
+            return refusal
+        finally:
+            del self._leaving[adapter.id]
 
     def _named(self, name: str, adapter_id: str | None) -> Adapter:
-        for adapter in (*self._loaded.values(), *self._half_done.values()):
+        known = (*self._loaded.values(), *self._half_done.values(), *self._evicted.values())
+        for adapter in known:
             if adapter.name == name:
                 if adapter_id and adapter_id != adapter.id:
                     raise InvalidArgument(

@@ -6,11 +6,13 @@ here, not the scheduler. `build` copies (torch does not own a message's bytes): 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from smg_grpc_servicer.core.errors import InvalidArgument
 from smg_grpc_servicer.core.payloads import Media, Tensor
+from smg_grpc_servicer.sglang.media_processor import positions
 
 WIDTHS = {
     "float32": 4,
@@ -34,6 +36,8 @@ def check(media: Media, prompt_length: int) -> None:
     _check("mm_inputs.pixel_values", media.pixels)
     for name, tensor in media.tensors.items():
         _check(f"mm_inputs.model_specific_tensors[{name!r}]", tensor)
+    if not media.placeholders:
+        raise InvalidArgument("mm_inputs.mm_placeholders", "is required: where the media stand")
     end = 0
     for offset, length in sorted(media.placeholders):
         if not length:
@@ -63,8 +67,11 @@ def _check(field: str, tensor: Tensor) -> None:
         )
 
 
-def build(media: Media) -> Any:
-    """SGLang's `MultimodalProcessorOutput`."""
+def build(media: Media, prompt: Sequence[int], processor: Any) -> Any:
+    """SGLang's `MultimodalProcessorOutput`.
+
+    :param processor: of `media_processor`; None leaves positions to the scheduler.
+    """
     from sglang.srt.managers.schedule_batch import (
         Modality,
         MultimodalDataItem,
@@ -74,10 +81,11 @@ def build(media: Media) -> Any:
     item = MultimodalDataItem(
         modality=Modality[media.modality.upper()],
         feature=_tensor(media.pixels),
-        offsets=[(offset, offset + length - 1) for offset, length in media.placeholders] or None,
+        offsets=[(offset, offset + length - 1) for offset, length in media.placeholders],
         model_specific_data={name: _tensor(tensor) for name, tensor in media.tensors.items()},
     )
-    return MultimodalProcessorOutput(mm_items=[item], im_token_id=media.token_id)
+    where = {} if processor is None else positions(processor, prompt, [item])
+    return MultimodalProcessorOutput(mm_items=[item], im_token_id=media.token_id, **where)
 
 
 def _tensor(tensor: Tensor) -> Any:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from smg_grpc_servicer.core.errors import Internal
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.payloads import HiddenStates
 from smg_grpc_servicer.core.types import (
@@ -213,9 +212,13 @@ class Prefix:
 
     def aborted(self, reason: Mapping[str, Any] | None) -> None:
         """What refuses the prompt refuses the request."""
-        words = "the scheduler aborted the pass over the shared prompt"
         error = from_abort(reason or {}, self._spec.sampling.constraint)
-        self._flight.fail(error or Internal(words), self)
+        if error is not None:
+            self._flight.fail(error, self)
+            return
+        for index in range(self._spec.sampling.n):
+            self._flight.mailbox.put(Delta(index, finish=Finish("abort")))
+        self._flight.ended(self)
 
     def failed(self, error: Exception) -> None:
         self._flight.fail(error)

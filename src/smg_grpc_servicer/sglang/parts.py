@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smg_grpc_servicer.core.types import Load
-from smg_grpc_servicer.sglang import facts, releases
+from smg_grpc_servicer.sglang import facts, media_processor, releases
 from smg_grpc_servicer.sglang.adapter import SglangEngine
 from smg_grpc_servicer.sglang.limits import Limits
 from smg_grpc_servicer.sglang.loads import LoadReader
@@ -32,6 +32,8 @@ class Parts:
     """Its resolved view."""
     model_config: Any
     tokenizer: Any
+    processor: Any
+    """Of media; None for a text model."""
     reader: LoadReader | None
 
     @classmethod
@@ -41,11 +43,13 @@ class Parts:
         from sglang.srt.configs.model_config import ModelConfig
 
         config = resolving_view(server_args)
+        model_config = ModelConfig.from_server_args(server_args)
         return cls(
             server_args,
             config,
-            ModelConfig.from_server_args(server_args),
+            model_config,
             _tokenizer(config),
+            media_processor.load(server_args, config, model_config),
             None if port_args is None else LoadReader.of(port_args),
         )
 
@@ -73,6 +77,8 @@ class Parts:
             loads=_no_loads if reader is None else reader.read,
             limits=Limits.of(self.config, self.model_config, ready),
             tokenizer=self.tokenizer,
+            processor=self.processor,
+            revision=self.config.revision,
         )
 
 

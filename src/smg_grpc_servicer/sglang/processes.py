@@ -33,6 +33,8 @@ RELEASE_SECONDS = 10.0
 """How long ranks that were asked to end may take to release what they hold."""
 TERMINATE_SECONDS = 2.0
 KILL_SECONDS = 3.0
+LAUNCH_SECONDS = 2.0
+"""How long a stop waits for a launch that is under way."""
 
 _NOISE = "Signal handler is not added because"
 
@@ -89,6 +91,10 @@ class Ranks:
         """What `front` made, once it has."""
         self._ready: Future[Launched] = Future()
         self._asked = threading.Event()
+        self._spawning = threading.Lock()
+        """Held while SGLang starts processes: who ends them has to know them all."""
+        self._launched = threading.Event()
+        """The launch is over, whatever became of it."""
         self._listener, self._wake = multiprocessing.Pipe(duplex=False)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,15 +130,14 @@ class Ranks:
                 log.warning("the ranks could not be asked to end: %s", error)
                 asked = False
         await asyncio.to_thread(self._end, RELEASE_SECONDS if asked else 0.0)
-        for path in _sockets(self._port_args):
-            with suppress(OSError):
-                path.unlink()
+        _unlink(self._port_args)
 
     def kill(self) -> None:
         """At once; their own children go with them."""
         self._asked.set()
         for child in multiprocessing.active_children():
             child.kill()
+        _unlink(self._port_args)
 
     @property
     def pids(self) -> list[int]:
@@ -150,8 +155,10 @@ class Ranks:
         except Exception as error:
             self._settle(error if self._failure is None else RanksFailed(self._failure))
         else:
+            self._launched.set()
             self._settle(launched)
             self._watch()
+        self._launched.set()
         # Still the parent of what is left, until somebody has ended it.
         self._asked.wait()
         _gone([process.sentinel for process in self._processes], None)
@@ -167,18 +174,18 @@ class Ranks:
             def _launch_scheduler_processes(
                 cls, server_args: Any, port_args: Any, *args: Any, **options: Any
             ) -> Any:
-                if ranks._asked.is_set():
-                    raise RanksFailed("the server has stopped")
                 ranks._port_args = port_args
-                before = set(multiprocessing.active_children())
-                try:
-                    made = super()._launch_scheduler_processes(
-                        server_args, port_args, *args, **options
-                    )
-                except BaseException:
-                    ranks._processes = list(set(multiprocessing.active_children()) - before)
-                    raise
-                ranks._processes = list(made[1])
+                with ranks._spawning:
+                    ranks._go_on()
+                    before = set(multiprocessing.active_children())
+                    try:
+                        made = super()._launch_scheduler_processes(
+                            server_args, port_args, *args, **options
+                        )
+                    except BaseException:
+                        ranks._processes = list(set(multiprocessing.active_children()) - before)
+                        raise
+                    ranks._processes = list(made[1])
                 return made
 
             @classmethod
@@ -208,7 +215,13 @@ class Ranks:
         self._others = _opened(pid for pid in launched.all_child_pids if pid not in ours)
         return Launched(port_args, self.front, list(launched.scheduler_infos))
 
+    def _go_on(self) -> None:
+        """:raises RanksFailed: nobody waits for the launch any more."""
+        if self._asked.is_set():
+            raise RanksFailed("the server has stopped")
+
     def _init_front(self, server_args: Any, port_args: Any) -> tuple[_Front, None]:
+        self._go_on()
         self.front = self._make_front(server_args, port_args)
         return _Front(), None
 
@@ -229,7 +242,8 @@ class Ranks:
 
     def _end(self, patience: float) -> None:
         """Wait for those who were asked, then see to it that all are gone."""
-        processes = [*self._processes, *self._daemons]
+        with self._spawning:
+            processes = [*self._processes, *self._daemons]
         # The controller stays until it is told otherwise; its ranks are no children of ours.
         _join(self._processes[1:] if self._controlled else self._processes, patience)
         _gone(self._others, patience)
@@ -247,6 +261,9 @@ class Ranks:
         for descriptor in self._others:
             os.close(descriptor)
         self._others = {}
+        # A launch that goes on without its processes fails soon; what it makes until then is known
+        # afterwards.
+        self._launched.wait(LAUNCH_SECONDS)
 
     # Between.
 
@@ -319,12 +336,17 @@ def _opened(pids: Iterable[int]) -> dict[int, int]:
     return {descriptor: pid for descriptor, pid in made if descriptor is not None}
 
 
-def _sockets(port_args: Any) -> list[Path]:
-    """The files of the ipc sockets, which nobody else removes."""
+def _unlink(port_args: Any) -> None:
+    """Remove the files of the ipc sockets and of the load reports, which nobody else does."""
     if port_args is None:
-        return []
+        return
+    from sglang.srt.managers import load_snapshot
+
     values = (value for value in vars(port_args).values() if isinstance(value, str))
-    return [Path(value[6:]) for value in values if value.startswith("ipc://")]
+    files = [value[6:] for value in values if value.startswith("ipc://")]
+    for file in (*files, load_snapshot.shm_path_for(port_args.instance_id)):
+        with suppress(OSError):
+            Path(file).unlink()
 
 
 def follow(server_args: Any) -> None:

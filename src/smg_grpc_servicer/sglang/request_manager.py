@@ -26,7 +26,7 @@ from time import monotonic
 from typing import Any
 
 from smg_grpc_servicer.core.errors import EngineDead
-from smg_grpc_servicer.sglang import communicators
+from smg_grpc_servicer.sglang import communicators, profiles
 from smg_grpc_servicer.sglang.communicators import Communicators
 from smg_grpc_servicer.sglang.outputs import Sink
 from smg_grpc_servicer.sglang.sockets import Sockets
@@ -55,6 +55,7 @@ class RequestManager:
         self._serial = count(1)
         self._calls = Communicators(self.send, num_ranks)
         self._pushes: set[asyncio.Future[None]] = set()
+        self._strangers: set[str] = set()
         self._gone: EngineDead | None = None
 
     # Life.
@@ -70,6 +71,7 @@ class RequestManager:
             io_struct.HealthCheckOutput: lambda message: None,
         }
         self._abort_type = io_struct.AbortReq
+        self._profile_type, self._profile_answer = io_struct.ProfileReq, io_struct.ProfileReqOutput
         self._sockets.start(self._received, self._broken)
 
     async def close(self, reason: str) -> None:
@@ -150,6 +152,10 @@ class RequestManager:
         """
         if communicator_name not in communicators.names():
             raise ValueError(f"SGLang has no communicator named {communicator_name!r}")
+        if isinstance(req, self._profile_type):
+            refused = await asyncio.to_thread(profiles.refusal, req)
+            if refused is not None:
+                return [self._profile_answer(success=False, message=refused)]
         return await self._calls.call(req, timeout)
 
     async def next_push(self) -> None:
@@ -175,7 +181,13 @@ class RequestManager:
         if handle is not None:
             handle(message)
         elif not self._calls.reply(message):
-            log.warning("the scheduler sent a %s, which nobody asked for", type(message).__name__)
+            self._stranger(type(message).__name__)
+
+    def _stranger(self, kind: str) -> None:
+        """Told once: another release may send it with every step."""
+        if kind not in self._strangers:
+            self._strangers.add(kind)
+            log.warning("the scheduler sends a %s, which nobody asked for", kind)
 
     def _outputs(self, batch: Any) -> None:
         sinks = self._sinks
@@ -202,7 +214,11 @@ class RequestManager:
             reason = message.finished_reason
             if reason is None and message.abort_message:
                 reason = {"type": "abort", "message": message.abort_message}
-            sink.aborted(reason)
+            try:
+                sink.aborted(reason)
+            except Exception as error:
+                log.warning("an abort of request %r was not understood: %s", message.rid, error)
+                self._failed(sink, error)
 
     def statistics(self) -> dict[str, int]:
         return {

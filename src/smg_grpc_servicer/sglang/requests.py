@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smg_grpc_servicer.core.errors import FailedPrecondition, InvalidArgument
+from smg_grpc_servicer.core.payloads import Media
 from smg_grpc_servicer.core.types import (
     Constraint,
     EmbedSpec,
@@ -23,7 +24,7 @@ from smg_grpc_servicer.core.types import (
     ModelFacts,
     Sampling,
 )
-from smg_grpc_servicer.sglang import media
+from smg_grpc_servicer.sglang import media, overflow
 from smg_grpc_servicer.sglang.limits import Limits
 
 _CONSTRAINTS: Mapping[str, str] = {
@@ -40,6 +41,9 @@ _NAMED_FIRST = re.compile(
     r"|logit_bias|sampling_seed|stop)\b"
 )
 """Sampling parameters that SGLang's messages begin with."""
+MAX_STOP_LENGTH = 16 * 1024
+"""SGLang tokenizes them here, and has its scheduler decode as many tokens as the longest has at
+every step: megabytes of them hold up everybody's tokens for seconds."""
 FAKE_BOOTSTRAP_HOST = "2.2.2.2"
 """SGLang's stand-in for a peer, for requests that nobody will fetch."""
 
@@ -68,7 +72,6 @@ class RequestBuilder:
 
     def generate(self, spec: GenerateSpec, lora_name: str | None = None) -> Any:
         """All choices' request, without an id. :raises InvalidArgument: naming the field."""
-        limits = self._limits
         self._check_length(len(spec.prompt))
         wanted = spec.logprobs
         if (wanted.output or 0) > self._vocab_size:
@@ -96,9 +99,7 @@ class RequestBuilder:
         if rank is not None:
             more["routed_dp_rank"] = rank
         if spec.media is not None:
-            if not limits.media:
-                raise InvalidArgument("mm_inputs", "the model takes text only")
-            media.check(spec.media, len(spec.prompt))
+            self._check_media(spec.media, spec.prompt)
         filled: dict[str, Any] = {
             "input_text": "",
             "input_ids": array("q", spec.prompt),
@@ -116,6 +117,7 @@ class RequestBuilder:
 
     def sampling_params(self, spec: GenerateSpec) -> Any:
         sampling = spec.sampling
+        overflow.check(sampling)
         # Only what differs from SGLang's default is named: each one costs on every request.
         given: dict[str, Any] = {"max_new_tokens": sampling.max_tokens}
         for name in (
@@ -154,6 +156,12 @@ class RequestBuilder:
         if sampling.min_tokens is not None:
             given["min_new_tokens"] = sampling.min_tokens
         if sampling.stop:
+            length = sum(map(len, sampling.stop))
+            if length > MAX_STOP_LENGTH:
+                raise InvalidArgument(
+                    "sampling_params.stop",
+                    f"must have at most {MAX_STOP_LENGTH} characters in all, got {length}",
+                )
             given["stop"] = list(sampling.stop)
             given["skip_special_tokens"] = sampling.skip_special_tokens
             given["spaces_between_special_tokens"] = sampling.spaces_between_special_tokens
@@ -240,6 +248,13 @@ class RequestBuilder:
                 _PROMPT, f"the prompt has {count} tokens and the engine takes fewer than {most}"
             )
 
+    def _check_media(self, sent: Media, prompt: Sequence[int]) -> None:
+        if not self._limits.media:
+            raise InvalidArgument("mm_inputs", "the model takes text only")
+        media.check(sent, len(prompt))
+        if self._limits.grid is not None:
+            self._limits.grid.check(sent, prompt)
+
     def _embeds(self, spec: GenerateSpec) -> list[list[float]]:
         width, flat = self._limits.hidden_size, spec.input_embeds
         if self._limits.prefix_cache:
@@ -252,21 +267,21 @@ class RequestBuilder:
                 "input_embeds",
                 f"the model must be bfloat16 to take them, it is {self._facts.dtype}",
             )
-        if not all(map(math.isfinite, flat)):
-            raise InvalidArgument("input_embeds", "must be finite numbers")
         if width is None or len(flat) % width:
             raise InvalidArgument(
                 "input_embeds",
                 f"must be whole rows of the model's hidden size ({width}), got {len(flat)} numbers",
             )
-        rows = [list(flat[at : at + width]) for at in range(0, len(flat), width)]
-        self._check_length(len(rows))
-        limit = self._facts.max_context_length
-        if limit is not None and len(rows) > limit:
+        count, limit = len(flat) // width, self._facts.max_context_length
+        self._check_length(count)
+        if limit is not None and count > limit:
             raise InvalidArgument(
-                "input_embeds", f"{len(rows)} rows are more than the context length of {limit}"
+                "input_embeds", f"{count} rows are more than the context length of {limit}"
             )
-        return rows
+        # Last, because it takes a look at each of what may be millions.
+        if not all(map(math.isfinite, flat)):
+            raise InvalidArgument("input_embeds", "must be finite numbers")
+        return [list(flat[at : at + width]) for at in range(0, len(flat), width)]
 
     def _hidden_states(self) -> bool | str:
         mode = self._limits.hidden_states

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.kv_events import auto
 from smg_grpc_servicer.kv_events.cursor import too_early
-from smg_grpc_servicer.sglang import plugin, releases
+from smg_grpc_servicer.sglang import overflow, plugin, releases
 from smg_grpc_servicer.sglang.options import Plan, as_written, plan
 from smg_grpc_servicer.sglang.wire import SglangWire
 
@@ -54,6 +55,8 @@ async def serve_grpc(
         releases.require()
         from sglang.srt.arg_groups.model_override_base import resolving_view
 
+        # Ranks inherit it; an operator's own choice stays.
+        os.environ.setdefault(overflow.SANITIZE, "1")
         server_args.resolve_once()
         config = resolving_view(server_args)
         asked = plan(config, given=plugin.given(server_args))

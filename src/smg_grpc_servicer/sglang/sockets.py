@@ -101,18 +101,18 @@ class Sockets:
             if socket not in self._watched:
                 return
             try:
-                message = receive(socket, zmq.NOBLOCK)
+                # Asking costs less than the exception that says there is nothing.
+                if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                    return
+                deliver(receive(socket, zmq.NOBLOCK))
             except zmq.Again:
                 return
-            except zmq.ZMQError as error:
-                self._fail(error)
-                return
             except Exception as error:
-                # One message that cannot be read: whose it was is not known.
-                log.exception("a message of the scheduler could not be decoded")
+                # Whose message it was is not known: somebody would wait for ever.
+                if not isinstance(error, zmq.ZMQError):
+                    log.exception("a message of the scheduler was not understood")
                 self._fail(error)
                 return
-            deliver(message)
         loop.call_soon(self._drain, socket)
 
     def _fail(self, error: Exception) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
 
-from google.protobuf.struct_pb2 import Struct
+from google.protobuf.struct_pb2 import Struct, Value
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
 from smg_grpc_servicer.core.errors import InvalidArgument, Unsupported
@@ -42,23 +42,25 @@ def _tensor(sent: pb.TensorData) -> Tensor:
 
 def custom_params(sent: Struct) -> Mapping[str, object]:
     """A Struct has no integers; what is whole was one, and SGLang's checks want one."""
-    return {name: _restored(value) for name, value in _plain(sent).items()}
+    return {name: _plain(value) for name, value in sent.fields.items()}
 
 
-def _plain(sent: Struct) -> dict[str, Any]:
-    from google.protobuf.json_format import MessageToDict
-
-    return MessageToDict(sent)
-
-
-def _restored(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, list):
-        return [_restored(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _restored(item) for name, item in value.items()}
-    return value
+def _plain(sent: Value) -> object:
+    kind = sent.WhichOneof("kind")
+    if kind is None or kind == "null_value":
+        return None
+    if kind == "struct_value":
+        return custom_params(sent.struct_value)
+    if kind == "list_value":
+        return [_plain(item) for item in sent.list_value.values]
+    if kind != "number_value":
+        return sent.string_value if kind == "string_value" else sent.bool_value
+    number = sent.number_value
+    if not math.isfinite(number):
+        raise InvalidArgument(
+            "sampling_params.custom_params", f"must hold finite numbers, got {number}"
+        )
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
 def adapter(request: pb.LoadLoRAAdapterRequest) -> Adapter:

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 _stock: list[Callable[..., None]] = []
 
-PROMPT_LOGPROBS = "prompt logprobs"
-"""vLLM 0.32 sends them in a form that wheels without `metrics_bind_address` drop: nobody is told,
-and the request hangs."""
+PROMPT_LOGPROBS_FIELDS = 4
+"""Of `LogprobsTensors` that the Rust server reads. vLLM 0.32 has one more, unused there, and what
+cannot be read is dropped: nobody is told, and the request hangs."""
 
 
 class Refused(ValueError):
@@ -45,17 +45,17 @@ class Unreadable:
     fault: str
 
 
-def spread(refused: frozenset[str]) -> None:
+def spread() -> None:
     """Have every engine that this process starts from here on check its requests."""
     from vllm.v1.engine.core import EngineCoreProc
 
     if not _stock:
         # vLLM starts its engines with this function, in new processes that look it up by name.
         _stock.append(EngineCoreProc.run_engine_core)
-    EngineCoreProc.run_engine_core = functools.partial(run_engine_core, refused)
+    EngineCoreProc.run_engine_core = staticmethod(run_engine_core)
 
 
-def run_engine_core(refused: frozenset[str], *args: Any, **kwargs: Any) -> None:
+def run_engine_core(*args: Any, **kwargs: Any) -> None:
     """In the engine's process: vLLM's own, after `install`."""
     from vllm.v1.engine.core import EngineCoreProc
 
@@ -63,19 +63,20 @@ def run_engine_core(refused: frozenset[str], *args: Any, **kwargs: Any) -> None:
     if parent is not None and parent.pid is not None:
         guard.die_with(parent.pid)
     log_lines.configure("info", None)
-    install(refused)
+    install()
     # A forked process has the list; a spawned one has the stock function in its place.
     run: Callable[..., None] = _stock[0] if _stock else EngineCoreProc.run_engine_core
     run(*args, **kwargs)
 
 
-def install(refused: frozenset[str] = frozenset()) -> None:
-    """Check what engines of this process are given; `refused` are kinds they would not survive."""
+def install() -> None:
+    """Check what engines of this process are given, and that what they give can be read."""
     from vllm.v1.engine import core
 
     core.MsgpackDecoder = _reading_all(core.MsgpackDecoder, core.EngineCoreRequest)
+    core.MsgpackEncoder = _readable(core.MsgpackEncoder, core.EngineCoreOutputs)
     engine = core.EngineCoreProc
-    engine.preprocess_add_request = _checking(engine.preprocess_add_request, refused)
+    engine.preprocess_add_request = _checking(engine.preprocess_add_request)
     engine._handle_request_preproc_error = _answering(  # noqa: SLF001
         engine._handle_request_preproc_error  # noqa: SLF001
     )
@@ -101,6 +102,20 @@ def _reading_all(decoder: type[Any], request: type[Any]) -> type[Any]:
     return Decoder
 
 
+def _readable(encoder: type[Any], outputs: type[Any]) -> type[Any]:
+    """An encoder whose prompt logprobs the Rust server reads."""
+
+    class Encoder(encoder):  # type: ignore[misc] # as above
+        def encode_into(self, obj: Any, buf: bytearray) -> Any:
+            if isinstance(obj, outputs):
+                for output in obj.outputs:
+                    if (rows := output.new_prompt_logprobs_tensors) is not None:
+                        output.new_prompt_logprobs_tensors = tuple(rows)[:PROMPT_LOGPROBS_FIELDS]
+            return super().encode_into(obj, buf)
+
+    return Encoder
+
+
 def unreadable(frame: Any, request: type[Any], error: Exception) -> Unreadable:
     """Whose request it was that could not be decoded.
 
@@ -115,13 +130,13 @@ def unreadable(frame: Any, request: type[Any], error: Exception) -> Unreadable:
     return Unreadable(str(values[0]), index, f"it cannot be read: {error}")
 
 
-def _checking(stock: Callable[..., Any], refused: frozenset[str]) -> Callable[..., Any]:
+def _checking(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def preprocess_add_request(self: Any, request: Any) -> Any:
         if isinstance(request, Unreadable):
             raise Refused(request.fault)
         try:
-            check(request, self.vllm_config, refused)
+            check(request, self.vllm_config)
         except ValueError as error:
             raise Refused(str(error)) from None
         return stock(self, request)
@@ -162,7 +177,7 @@ def _not_outlived(stock: Callable[..., None]) -> Callable[..., None]:
     return process_input_sockets
 
 
-def check(request: Any, vllm_config: Any, refused: frozenset[str] = frozenset()) -> None:
+def check(request: Any, vllm_config: Any) -> None:
     """What vLLM's front end would have said.
 
     :param request: an `EngineCoreRequest`.
@@ -181,7 +196,7 @@ def check(request: Any, vllm_config: Any, refused: frozenset[str] = frozenset())
         return
     if model.runner_type != "generate":
         raise Refused("text from a model that is served for pooling")
-    _check_sampling(params, model, vllm_config, refused)
+    _check_sampling(params, model, vllm_config)
 
 
 def _check_prompt(ids: Any, model: Any) -> None:
@@ -194,9 +209,7 @@ def _check_prompt(ids: Any, model: Any) -> None:
     _check_ids("prompt", ids, model)
 
 
-def _check_sampling(params: Any, model: Any, vllm_config: Any, refused: frozenset[str]) -> None:
-    if PROMPT_LOGPROBS in refused and params.prompt_logprobs is not None:
-        raise Refused("prompt logprobs, which the installed wheel smg cannot read from this vLLM")
+def _check_sampling(params: Any, model: Any, vllm_config: Any) -> None:
     # Constraints are checked where their grammar is compiled, which ends the request alone.
     params.verify(model, vllm_config.speculative_config, None, None)
     _check_ids("stop_token_ids", params.all_stop_token_ids, model)

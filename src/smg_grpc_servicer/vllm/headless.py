@@ -12,17 +12,21 @@ import argparse
 import gc
 import logging
 import os
-import signal
 from collections.abc import Callable
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, NoReturn
 
+from smg_grpc_servicer.core.children import in_words
 from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.process import flush, leave
 from smg_grpc_servicer.rust import child, guard
 from smg_grpc_servicer.rust.plan import EngineAddress, EngineProcess
 from smg_grpc_servicer.vllm import engine_guard, log_lines
 
 log = logging.getLogger(__name__)
 
+CODE_SECONDS = 5.0
+"""What the kernel may take to end a process that was killed."""
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 _ELSEWHERE = {
@@ -82,15 +86,13 @@ def aimed(args: argparse.Namespace) -> argparse.Namespace:
     )
 
 
-def launch(
-    args: argparse.Namespace, address: EngineAddress, refused: frozenset[str]
-) -> EngineProcess:
-    """Start it; `refused` are what `engine_guard.install` takes."""
+def launch(args: argparse.Namespace, address: EngineAddress) -> EngineProcess:
+    """Start it."""
     environ = {START_METHOD: "spawn", **os.environ}
-    return child.start(run, aimed(args), address, refused, env=environ)
+    return child.start(run, aimed(args), address, env=environ)
 
 
-def run(args: argparse.Namespace, address: EngineAddress, refused: frozenset[str]) -> int:
+def run(args: argparse.Namespace, address: EngineAddress) -> int:
     """In the child: until the engine ends or SIGTERM comes; the exit code."""
     from vllm.entrypoints.cli import serve
 
@@ -100,17 +102,14 @@ def run(args: argparse.Namespace, address: EngineAddress, refused: frozenset[str
         _dial(vars(serve), address.url)
     else:
         args.data_parallel_rpc_port = address.port
-    managers = _watch(vars(serve))
-    engine_guard.spread(refused)
+    _watch(vars(serve))
+    engine_guard.spread()
     try:
         serve.run_headless(args)
     except SystemExit as asked:
         return asked.code if isinstance(asked.code, int) else 0
     finally:
         gc.freeze()  # nobody looks for garbage in all of torch while the interpreter ends: seconds
-    for manager in managers:
-        # The others were ended because of it.
-        _end_like(manager.failed_proc_name, manager.finished_procs())
     return 1
 
 
@@ -130,27 +129,40 @@ def _dial(names: dict[str, Any], url: str) -> None:
     names["get_tcp_uri"] = lambda host, port: url
 
 
-def _watch(names: dict[str, Any]) -> list[Any]:
-    """Keeps who starts the engines, to be asked for their exit codes."""
+def _watch(names: dict[str, Any]) -> None:
+    """Whoever starts the engines ends this process as soon as one has failed.
+
+    vLLM would first give the other ranks seconds to end, in which nobody hears of it.
+    """
     stock: Callable[..., Any] = names["CoreEngineProcManager"]
-    kept: list[Any] = []
 
     def made(*args: Any, **kwargs: Any) -> Any:
         manager = stock(*args, **kwargs)
-        kept.append(manager)
+        shut_down = manager.shutdown
+
+        def shutdown(*args: Any, **kwargs: Any) -> None:
+            if manager.failed_proc_name is not None:
+                _end_like(manager)
+            shut_down(*args, **kwargs)
+
+        manager.shutdown = shutdown
         return manager
 
     names["CoreEngineProcManager"] = made
-    return kept
 
 
-def _end_like(failed: str | None, finished: dict[str, int]) -> None:
-    """End this process by the signal, or with the code, that ended the engine `failed`."""
-    if failed is None:
-        return
-    code = finished[failed]
-    if code > 0:
-        log.error("%s ended with exit code %d", failed, code)
-        raise SystemExit(code)
-    log.error("%s was ended by %s", failed, signal.Signals(-code).name)
-    guard.end_by(-code)
+def _end_like(manager: Any) -> NoReturn:
+    """End this process by the signal, or with the code, that ended the engine which failed.
+
+    The other ranks end with us (`guard`).
+    """
+    failed = manager.failed_proc_name
+    until = monotonic() + CODE_SECONDS
+    # A killed process lets go of what vLLM waits on before it has an exit code.
+    while (code := manager.finished_procs().get(failed)) is None and monotonic() < until:
+        sleep(0.01)
+    log.error("%s %s", failed, in_words(code))
+    if code is not None and code < 0:
+        flush()
+        guard.end_by(-code)
+    leave(code or 1, flush)

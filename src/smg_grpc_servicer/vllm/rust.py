@@ -22,10 +22,10 @@ from smg_grpc_servicer.core.network import Address
 from smg_grpc_servicer.core.options import DRAIN_SECONDS, LOG_LEVEL, METRICS_PORT
 from smg_grpc_servicer.core.process import print_config_error
 from smg_grpc_servicer.rust import knobs, supervisor
-from smg_grpc_servicer.rust.binding import Binding, init_tracing, load_binding
+from smg_grpc_servicer.rust.binding import init_tracing, load_binding
 from smg_grpc_servicer.rust.knobs import RustKnobs
-from smg_grpc_servicer.rust.plan import Launch, RustPlan
-from smg_grpc_servicer.vllm import engine_guard, headless, kv_events
+from smg_grpc_servicer.rust.plan import RustPlan
+from smg_grpc_servicer.vllm import headless, kv_events
 from smg_grpc_servicer.vllm.engine_life import on_thread
 from smg_grpc_servicer.vllm.facts import installed_version
 from smg_grpc_servicer.vllm.log_lines import settle
@@ -44,9 +44,6 @@ log = logging.getLogger(__name__)
 SERVER_CLASS = "VllmGrpcServer"
 EXIT_SECONDS = 30.0
 """How long vLLM may take to end, beyond its own `--shutdown-timeout`."""
-
-_READS_PROMPT_LOGPROBS = "metrics_bind_address"
-"""Wheels that take this keyword read vLLM 0.32's prompt logprobs; no other thing tells them."""
 
 
 async def serve_rust(args: argparse.Namespace) -> int:
@@ -74,7 +71,7 @@ async def serve(args: argparse.Namespace, asked: Plan) -> int:
     init_tracing(_rust_level(asked))
     kv_events.configure(args, binds=True)
     config = await asyncio.wrap_future(on_thread(lambda: _engine_config(args), "vllm-config"))
-    code = await supervisor.serve(_plan(args, asked, chosen, binding, config))
+    code = await supervisor.serve(_plan(args, asked, chosen, config))
     gc.freeze()  # the process ends now, and a last search through all of vLLM would take seconds
     return code
 
@@ -89,9 +86,7 @@ def knobs_of(asked: Plan) -> RustKnobs:
     return found
 
 
-def _plan(
-    args: argparse.Namespace, asked: Plan, chosen: RustKnobs, binding: Binding, vllm_config: Any
-) -> RustPlan:
+def _plan(args: argparse.Namespace, asked: Plan, chosen: RustKnobs, vllm_config: Any) -> RustPlan:
     directory = tokenizer_dir(vllm_config)
     facts = Facts.of(
         vllm_config,
@@ -113,7 +108,7 @@ def _plan(
         model_path=facts.model.model_path,
         host=server.host,
         port=server.port,
-        launch=_launch(args, binding),
+        launch=lambda address: [headless.launch(args, address)],
         knobs=chosen,
         keywords=facts.keywords,
         engine_count=ranks,
@@ -124,13 +119,6 @@ def _plan(
         ipc_handshake=True,
         engine_exit_seconds=EXIT_SECONDS + (vars(args).get("shutdown_timeout") or 0),
     )
-
-
-def _launch(args: argparse.Namespace, binding: Binding) -> Launch:
-    refused: frozenset[str] = frozenset()
-    if _READS_PROMPT_LOGPROBS not in binding.keywords:
-        refused = frozenset({engine_guard.PROMPT_LOGPROBS})
-    return lambda address: [headless.launch(args, address, refused)]
 
 
 def _engine_config(args: argparse.Namespace) -> Any:

@@ -64,6 +64,6 @@ def refuse_what_the_wheel_lacks(media: MediaOptions, binding: Binding) -> None:
     required = media.processor == SMG and media.turbojpeg != TURBOJPEG.default
     if required and _PIPELINE_HEEDS_TURBOJPEG not in binding.keywords:
         raise ConfigError(
-            f"{TURBOJPEG.flag}: got {media.turbojpeg!r}, which the pipeline of {binding.wheel} does "
-            f"not know; allowed: {TURBOJPEG.default}, or a newer wheel"
+            f"{TURBOJPEG.flag}: got {media.turbojpeg!r}, which {binding.wheel} does not heed; "
+            f"allowed: {TURBOJPEG.default}, or a newer wheel"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.child import ROOT, Child
+from tests.support.embedding_model import minilm
 from tests.support.real_vllm import run_module
 from tests.support.vllm_wheels import tree
 
@@ -89,3 +92,25 @@ def words(model: Path) -> Any:
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(model / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+async def embedding_model(one_loop: None, home: Path) -> Path:
+    """One that embeds."""
+    path = await asyncio.to_thread(minilm)
+    if path is None:
+        path = home / "qwen3-embedding"
+        await run_module(home, "tests.support.tiny_vllm", str(path), "--embedding")
+    return path
+
+
+@pytest.fixture(scope="session")
+async def said(model: Path, embedding_model: Path, home: Path) -> Any:
+    """What vLLM itself says of all that tests hold against it; see `tests/support/vllm_oracle.py`.
+
+    It has ended when this is there: two engines would slow each other down.
+    """
+    out = home / "said.json"
+    command = ("tests.support.vllm_oracle", str(model), str(embedding_model), str(out))
+    await run_module(home, *command)
+    return json.loads(out.read_text())

@@ -7,6 +7,7 @@ command line to the Rust server over a headless engine, and about what is refuse
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import tempfile
@@ -83,7 +84,7 @@ async def test_every_way_into_the_launcher_leads_to_rust(
 ) -> None:
     """By the flag; SIGTERM ends server and engine with 0 and leaves no file."""
     for output in await launched(start, release, "--servicer-impl", "rust"):
-        assert "warm-up: 1 requests answered, 0 failed" in output
+        assert "warm-up: 1 answered, 0 failed" in output
     assert files(private) == []
 
 
@@ -146,6 +147,30 @@ def test_an_engine_that_dies_ends_it_with_1_and_its_own_reason(
     assert files(private) == []
 
 
+async def test_the_end_of_one_rank_is_told_before_the_others_have_ended(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM first asks the other ranks to end, and waits for them: streams of the dead one hang."""
+    monkeypatch.setenv("STUB_CORE", "--stubborn")
+    two = ("--data-parallel-size", "2", "--servicer-impl", "rust")
+    with start("0.32.0", "serve", "--port", "0", *two) as child:
+        address = child.address()
+        child.wait_for("serving on grpc")
+        assert (await served(address))[0] == "vllm-grpc"
+        family = descendants(child.process.pid)
+        ranks = [pid for pid in family if b"--multiprocessing-fork" in command(pid)]
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGKILL)
+        assert child.exit_code(10) == 1, child.output
+        assert not any(map(exists, family))
+    assert "EngineCore_DP1 was ended by SIGKILL" in child.output
+    assert "was ended by SIGKILL; stopping" in child.output
+
+
+def command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 async def test_a_launcher_that_is_killed_takes_the_engine_with_it(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +196,9 @@ async def test_a_launcher_that_is_killed_takes_the_engine_with_it(
          "error: SMG_VLLM_SERVICER_DRAIN_SECS: got 'soon'"),
         (["--servicer-impl", "rust"], {"SMG_VLLM_SERVICER_SILENCE_TIMEOUT_SECS": "9"},
          "SMG_VLLM_SERVICER_SILENCE_TIMEOUT_SECS"),
+        ([], {"SMG_VLLM_SERVICER_WARMUP": "hot"}, "error: SMG_VLLM_SERVICER_WARMUP: got 'hot'"),
+        (["--servicer-impl", "rust"], {"SMG_VLLM_SERVICER_WARMUP": "fast:0"},
+         "error: SMG_VLLM_SERVICER_WARMUP: got 'fast:0'"),
         (["--servicer-impl", "rust"], {"VLLM_API_KEY": "s3cret"},
          "error: --servicer-impl rust: its server has no tokens"),
         (["--servicer-impl", "rust", "--max-chunk-tokens", "5"], {},

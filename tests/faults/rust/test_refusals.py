@@ -54,13 +54,11 @@ def test_every_variable_that_cannot_work_is_named(binding: Wheel, folder: Path) 
         SMG_VLLM_SERVICER_DRAIN_SECS="-1",
         SMG_VLLM_SERVICER_STARTUP_TIMEOUT_SECS="0",
         SMG_VLLM_SERVICER_PREFILL_TOKENS_PER_SEC="nan",
-        SMG_VLLM_SERVICER_WARMUP="hot",
     )
     assert [line.split()[1] for line in lines] == [
         "SMG_VLLM_SERVICER_DRAIN_SECS:",
         "SMG_VLLM_SERVICER_STARTUP_TIMEOUT_SECS:",
         "SMG_VLLM_SERVICER_PREFILL_TOKENS_PER_SEC:",
-        "SMG_VLLM_SERVICER_WARMUP:",
     ]
 
 

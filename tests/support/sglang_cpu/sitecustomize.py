@@ -3,18 +3,32 @@
 SGLang imports packages that have no build for a CPU: its kernels, Triton and torchvision. Of each
 there is a stand-in here: everything in it exists, may be used as a decorator, and raises when it is
 called for work. Nothing of them runs, because SGLang has a plain torch path for everything.
+
+Where PYTHONPATH leads to a torchvision, that one is used, for media: its transforms are plain
+Python, and its compiled operators, which are CUDA's, are never loaded.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+VISION_OPERATORS = "torchvision._meta_registrations"
+"""Registers torchvision's operators with torch, which fails without them."""
+OPERATORS = (
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+)
+"""What modules of SGLang take from torch while they are imported."""
 STAND_INS = ("sgl_kernel", "triton", "torchvision")
 NO_CALL = ("sgl_kernel", "triton.runtime.driver")
 """Prefixes of what modules do not call while they are imported, or expect to fail."""
@@ -62,7 +76,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] not in STAND_INS:
+        package = name.partition(".")[0]
+        if package not in STAND_INS or (package == "torchvision" and TORCHVISION):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -78,7 +93,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def without_accelerator() -> None:
-    """What SGLang asks of torch although there is no accelerator: pinned memory, registered memory.
+    """What SGLang asks for although there is no accelerator: pinned and registered memory, events.
 
     LoRA and disaggregation do.
     """
@@ -102,6 +117,40 @@ def without_accelerator() -> None:
         cudaHostUnregister=lambda *args: 0,
     )
     torch.cuda.cudart = lambda: runtime
+    torch.cuda.Event = PastEvent
+    for operator in OPERATORS:
+        setattr(torch.ops.sgl_kernel, operator, missing(f"sgl_kernel.{operator}"))
+    if importlib.util.find_spec("nixl") is not None:
+        on_host_memory()
 
 
+class PastEvent:
+    """In place of a CUDA event: nothing is asynchronous here, so all has happened."""
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+def on_host_memory() -> None:
+    """To NIXL, which moves KV between two SGLangs, an accelerator's memory is this machine's."""
+    nixl_agent = importlib.import_module("nixl._api").nixl_agent
+    made = nixl_agent.__init__
+
+    @functools.wraps(made)
+    def agent(self: Any, *args: Any, **options: Any) -> None:
+        made(self, *args, **options)
+        self.nixl_mems = self.nixl_mems | {"VRAM": self.nixl_mems["DRAM"]}
+
+    nixl_agent.__init__ = agent
+
+
+TORCHVISION = importlib.util.find_spec("torchvision") is not None
+if TORCHVISION:
+    sys.modules[VISION_OPERATORS] = types.ModuleType(VISION_OPERATORS)
 sys.meta_path.insert(0, Finder())

@@ -122,6 +122,19 @@ def test_what_the_dead_left_is_removed(parent: Path) -> None:
     foreign.close()
 
 
+def test_what_another_process_left_under_our_number_is_removed(parent: Path) -> None:
+    """In a container that was killed and starts again, the number is the same each time; the server
+    could not bind. What is listened on belongs to another container, and stays.
+    """
+    folder = open_folder(parent / "a", "servicer").folder
+    names = [folder / f"servicer-{os.getpid()}-{what}.sock" for what in ("in", "out")]
+    listener(names[0]).close()
+    foreign = listener(names[1])
+    open_folder(folder, "servicer")
+    assert list(folder.iterdir()) == [names[1]]
+    foreign.close()
+
+
 def gone() -> int:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         return process.pid

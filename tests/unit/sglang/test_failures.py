@@ -60,7 +60,7 @@ def test_the_field_is_named_where_it_can_be_told(
 
 
 def test_a_failed_constraint_goes_before_its_status() -> None:
-    reason = {"message": "no", "status_code": 500, "err_type": "GrammarRejectedToken"}
+    reason = {"message": "Grammar accept_token failed: no", "status_code": 500}
     error = from_abort(reason, None)
     assert isinstance(error, errors.FailedPrecondition)
     assert error.trailers == (("smg-constraint-failed", "engine"),)

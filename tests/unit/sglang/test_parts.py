@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,6 +84,14 @@ def test_whole_numbers_of_a_struct_are_integers_again() -> None:
     got = custom_params(sent)
     assert got == {"a": 1, "b": 0.5, "c": [2, True], "d": {"e": -3}, "f": 2.0**60, "g": None}
     assert [type(got[name]) for name in ("a", "b", "f")] == [int, float, float]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_none_is_refused_however_deep(number: float) -> None:
+    sent = Struct()
+    sent["a"] = {"b": [1, number]}
+    with pytest.raises(InvalidArgument, match=r"sampling_params\.custom_params: .* finite"):
+        custom_params(sent)
 
 
 async def test_replies_find_their_call_and_late_ones_nobody() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from smg_grpc_servicer.sglang import processes
 from smg_grpc_servicer.sglang.processes import Ranks, RanksFailed
 from tests.support.sglang_config import sglang_config, stub_modules
 
@@ -48,7 +49,11 @@ class Launcher:
         run_scheduler_process_func: Any,
         run_detokenizer_process_func: Any,
     ) -> Any:
-        ports = SimpleNamespace(scheduler_input_ipc_name=f"ipc://{server_args.socket}", port=1)
+        ports = SimpleNamespace(
+            scheduler_input_ipc_name=f"ipc://{server_args.socket}",
+            port=1,
+            instance_id=server_args.socket.with_name("loads"),
+        )
         _, processes = cls._launch_scheduler_processes(server_args, ports, None)
         assert cls._launch_detokenizer_subprocesses() == ([], [])
         manager, _ = init_tokenizer_manager_func(server_args, ports)
@@ -59,16 +64,24 @@ class Launcher:
         return None, None, ports, info, None, None
 
 
-@pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def use(monkeypatch: pytest.MonkeyPatch, launcher: type[Launcher]) -> None:
+    """Have SGLang launch so."""
     stub_modules(
         monkeypatch,
         runtime_context={"num_dp_ranks_of": lambda config: config.dp_size},
         arg_groups__model_override_base={"resolving_view": lambda args: args},
-        entrypoints__engine={"Engine": Launcher},
+        entrypoints__engine={"Engine": launcher},
         managers__scheduler={"run_scheduler_process": print},
+        managers__load_snapshot={"shm_path_for": str},
     )
-    (tmp_path / "socket").touch()
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    use(monkeypatch, Launcher)
+    monkeypatch.setattr(processes, "LAUNCH_SECONDS", 0.1)
+    for name in ("socket", "loads"):
+        (tmp_path / name).touch()
     return sglang_config(socket=tmp_path / "socket")
 
 
@@ -82,7 +95,7 @@ async def test_ready_watched_and_ended(config: Any) -> None:
     await ranks.close()
     assert not multiprocessing.active_children()
     assert reasons == []  # it was asked to
-    assert not config.socket.exists()
+    assert list(config.socket.parent.iterdir()) == []
 
 
 async def test_a_death_is_told_once_with_its_signal(config: Any) -> None:
@@ -151,13 +164,7 @@ async def test_a_stop_during_the_start_leaves_nothing(
             finally:
                 over.set()
 
-    stub_modules(
-        monkeypatch,
-        runtime_context={"num_dp_ranks_of": lambda config: config.dp_size},
-        arg_groups__model_override_base={"resolving_view": lambda args: args},
-        entrypoints__engine={"Engine": Slow},
-        managers__scheduler={"run_scheduler_process": print},
-    )
+    use(monkeypatch, Slow)
     ranks = Ranks(config, lambda args, ports: None, lambda reason: None)
     start = asyncio.ensure_future(ranks.start())
     await asyncio.to_thread(before.wait, 10)
@@ -165,4 +172,44 @@ async def test_a_stop_during_the_start_leaves_nothing(
     await ranks.close()
     go_on.set()
     await asyncio.to_thread(over.wait, 10)
+    assert not multiprocessing.active_children()
+
+
+async def test_a_stop_while_processes_are_started_knows_them_all(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for that moment to pass; no socket or file is made after it."""
+    spawned, go_on = threading.Event(), threading.Event()
+    fronts: list[Any] = []
+
+    class Spawning(Launcher):
+        @classmethod
+        def _launch_scheduler_processes(cls, *args: Any) -> Any:
+            made = super()._launch_scheduler_processes(*args)
+            spawned.set()
+            go_on.wait(10)
+            return made
+
+    use(monkeypatch, Spawning)
+    ranks = Ranks(config, lambda args, ports: fronts.append(ports), lambda reason: None)
+    start = asyncio.ensure_future(ranks.start())
+    await asyncio.to_thread(spawned.wait, 10)
+    (child,) = multiprocessing.active_children()
+    start.cancel()
+    closing = asyncio.ensure_future(ranks.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+    assert not child.is_alive()
+    assert fronts == []
+    assert list(config.socket.parent.iterdir()) == []
+
+
+async def test_the_last_act_leaves_no_file(config: Any) -> None:
+    """A second signal, or the exit guard: nothing waits, and still nothing is left."""
+    ranks = Ranks(config, lambda args, ports: None, lambda reason: None)
+    await ranks.start()
+    ranks.kill()
+    assert list(config.socket.parent.iterdir()) == []
+    await ranks.close()
     assert not multiprocessing.active_children()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
 from smg_grpc_servicer.vllm import engine_guard
-from smg_grpc_servicer.vllm.engine_guard import PROMPT_LOGPROBS, Refused, Unreadable, check
+from smg_grpc_servicer.vllm.engine_guard import Refused, Unreadable, check
 from tests.support.vllm_config import kv_config, vllm_config
 
 CONFIG = vllm_config(speculative_config=None)
@@ -84,13 +84,6 @@ def test_what_an_engine_can_run_passes(given: dict[str, Any]) -> None:
 def test_what_would_kill_it_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(Refused, match=words):
         check(request(**given), CONFIG)
-
-
-def test_prompt_logprobs_are_refused_for_wheels_that_cannot_read_them() -> None:
-    asked = request(sampling_params=params(prompt_logprobs=0))
-    check(asked, CONFIG)
-    with pytest.raises(Refused, match="prompt logprobs"):
-        check(asked, CONFIG, frozenset({PROMPT_LOGPROBS}))
 
 
 def test_what_vllm_itself_says_of_parameters_holds() -> None:
@@ -173,13 +166,13 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> type[Engine]:
     """A class of its own for each test, with the guard in it."""
 
     class Guarded(Engine):
-        preprocess_add_request = engine_guard._checking(Engine.preprocess_add_request, frozenset())
+        preprocess_add_request = engine_guard._checking(Engine.preprocess_add_request)
         _handle_request_preproc_error = engine_guard._answering(
             Engine._handle_request_preproc_error
         )
         process_input_sockets = engine_guard._not_outlived(Engine.process_input_sockets)
 
-    monkeypatch.setattr(engine_guard, "check", lambda request, config, refused: None)
+    monkeypatch.setattr(engine_guard, "check", lambda request, config: None)
     return Guarded
 
 
@@ -212,7 +205,7 @@ def test_vllms_own_failures_are_left_to_vllm(guarded: type[Engine]) -> None:
 def test_a_refusal_is_one_line_and_an_error_to_the_client(
     guarded: type[Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(request: Any, config: Any, refused: frozenset[str]) -> None:
+    def refuse(request: Any, config: Any) -> None:
         raise ValueError("vLLM would not")
 
     monkeypatch.setattr(engine_guard, "check", refuse)
@@ -241,3 +234,38 @@ def test_what_else_is_decoded_is_not_touched() -> None:
     with pytest.raises(msgspec.DecodeError):
         decoder.decode([b"\xc1"])
     assert Unreadable("r", 0, "f").fault == "f"
+
+
+class Rows(NamedTuple):
+    """vLLM's `LogprobsTensors` from 0.32 on."""
+
+    ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+    counts: list[int] | None = None
+    counts_on_device: list[int] | None = None
+
+
+class Output(msgspec.Struct, array_like=True):
+    request_id: str
+    new_prompt_logprobs_tensors: Rows | None = None
+
+
+class Outputs(msgspec.Struct, array_like=True):
+    outputs: list[Output]
+
+
+class Encoder:
+    """Of vLLM's make."""
+
+    def encode_into(self, obj: Any, buf: bytearray) -> Any:
+        msgspec.msgpack.Encoder().encode_into(obj, buf)
+
+
+def test_prompt_logprobs_are_sent_as_the_wheels_read_them() -> None:
+    """What they cannot read they drop, and the request hangs; nothing else is touched."""
+    encoder, written = engine_guard._readable(Encoder, Outputs)(), bytearray()
+    encoder.encode_into(Outputs([Output("a"), Output("b", Rows([1], [-0.5], [1]))]), written)
+    assert msgspec.msgpack.decode(written) == [[["a", None], ["b", [[1], [-0.5], [1], None]]]]
+    encoder.encode_into(["anything"], written)
+    assert msgspec.msgpack.decode(written) == ["anything"]

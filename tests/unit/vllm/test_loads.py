@@ -128,3 +128,29 @@ def test_the_listener_hears_every_rank_and_survives_a_new_manager() -> None:
     llm.logger_manager = SimpleNamespace(stat_loggers=[])
     assert listener.attach(llm)
     assert listener.ranks == {}
+
+
+def test_what_a_warm_up_did_is_nobodys_load() -> None:
+    """Weak point 10: it stood in the hit rate and the throughput that a router balances by."""
+    clock = Clock()
+    books = table(0, 1, clock=clock)
+    late = books.submitted(50, 0)
+    done, homeless = books.submitted(100, 1), books.submitted(10, None)
+    done.answered(100)
+    done.generated(500)
+    done.left()
+    books.start_over()
+    clock.now += 10
+    for load in books.loads({}):
+        assert (load.running_requests, load.gen_throughput, load.cache_hit_rate) == (None,) * 3
+    homeless.left()
+    for load in books.loads({}):
+        assert (load.running_requests, load.waiting_requests) == (0, 0)
+        assert (load.gen_throughput, load.cache_hit_rate) == (0.0, None)
+    late.generated(3)
+    late.left()
+    assert books.statistics() == IDLE
+    mine = books.submitted(10, 0)
+    mine.answered(4)
+    assert books.loads({})[0].cache_hit_rate == 0.4
+    mine.left()

@@ -195,7 +195,7 @@ def test_a_setting_that_a_wheel_would_not_heed() -> None:
         return Binding("VllmGrpcServer", "smg 1", None, frozenset(keywords), frozenset())
 
     required = MediaOptions("smg", turbojpeg="require")
-    with pytest.raises(ConfigError, match="^--mm-turbojpeg: got 'require', which the pipeline of "):
+    with pytest.raises(ConfigError, match=r"^--mm-turbojpeg: got 'require', which smg 1 does not"):
         refuse_what_the_wheel_lacks(required, wheel())
     refuse_what_the_wheel_lacks(required, wheel("mm_encoder_budget"))
     refuse_what_the_wheel_lacks(MediaOptions("smg"), wheel())

@@ -13,6 +13,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
 from smg_grpc_servicer.core.payloads import Adapter
+from smg_grpc_servicer.sglang import control
 from smg_grpc_servicer.sglang.limits import Limits
 from tests.support.sglang_served import ServedSglang, request, served_sglang
 from tests.support.sglang_stub import Row, batch, stop
@@ -34,7 +35,7 @@ async def test_flush_and_profile(tmp_path: Path) -> None:
         assert (await server.stub.StartProfile(options)).message == "Succeeded."
         assert (await server.stub.StopProfile(common_pb2.StopProfileRequest())).success
         flush, begin, end = server.scheduler.received
-        assert flush.timeout_s == 2.5
+        assert flush.timeout_s == pytest.approx(2.5, abs=0.5)
         assert (begin.output_dir, begin.num_steps) == (folder, 3)
         assert (begin.with_stack, begin.record_shapes) == (False, True)
         assert end.req_type is io.ProfileReqType.STOP_PROFILE
@@ -49,6 +50,40 @@ async def test_a_flush_that_is_refused_says_why() -> None:
         answer = await server.stub.FlushCache(FLUSH)
         assert not answer.success
         assert "requests are running" in answer.message
+
+
+async def test_a_caller_that_left_does_not_keep_others_from_flushing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SGLang refuses a second call while one waits: who has time asks again until it is over, and
+    no call waits at the scheduler for longer than a little.
+    """
+    monkeypatch.setattr(control, "AGAIN_SECONDS", 0.001)
+    answers = iter([(False, "Another flush_cache is already in progress.")] * 3 + [(True, "")])
+
+    def answer(asked: Any) -> Any:
+        success, words = next(answers)
+        return io.FlushCacheReqOutput(success=success, message=words)
+
+    async with served_sglang() as server:
+        server.scheduler.answers = {io.FlushCacheReqInput: answer}
+        request = common_pb2.FlushCacheRequest(timeout_s=1000)
+        assert (await server.stub.FlushCache(request)).success
+        waits = [sent.timeout_s for sent in server.scheduler.received]
+        assert waits == [control.WAIT_SECONDS] * 4
+        await server.idle()
+
+
+async def test_a_flush_ends_when_its_time_is_over() -> None:
+    async with served_sglang() as server:
+        words = "Timed out waiting for idle state."
+        server.scheduler.answers = {
+            io.FlushCacheReqInput: lambda r: io.FlushCacheReqOutput(success=False, message=words)
+        }
+        with pytest.raises(grpc.aio.AioRpcError, match=r"not flushed in 0\.05 s") as refused:
+            await server.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=0.05))
+        assert refused.value.code() is CODE.DEADLINE_EXCEEDED
+        await server.idle()
 
 
 async def test_row_9_a_late_reply_is_nobody_s() -> None:

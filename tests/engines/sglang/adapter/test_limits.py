@@ -23,7 +23,7 @@ ARGS = {
     "speculative_num_draft_tokens": 4,
     "enable_trace": True,
 }
-MODEL = SimpleNamespace(hidden_size=64, is_multimodal=True)
+MODEL = SimpleNamespace(hidden_size=64, is_multimodal=True, model_is_mrope=False)
 
 
 def test_limits_are_read_off_sglang_s_records() -> None:

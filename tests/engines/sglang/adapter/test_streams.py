@@ -126,7 +126,7 @@ async def test_a_constraint_that_failed_in_the_engine_has_its_trailer() -> None:
     async with served_sglang() as server:
         call = server.stub.Generate(request(params={"regex": "a+"}))
         (sent,) = await server.sent()
-        reason = abort("the grammar rejected a sampled token", 500, "GrammarRejectedToken")
+        reason = abort("Grammar accept_token failed: no", 500, "InternalServerError")
         await server.scheduler.say(batch(Row(sent.rid, [9], reason)))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in call:

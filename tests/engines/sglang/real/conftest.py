@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests.support.servers import Server
 LAST = (
     "test_rank_death.py",
     "test_conformance.py",
+    "test_disaggregation.py",
+    "test_media.py",
     "test_launches.py",
 )
 
@@ -62,10 +65,27 @@ async def offline(models: dict[str, Path], home: Path) -> Any:
     return json.loads(out.read_text())
 
 
+@dataclass(frozen=True)
+class Warm:
+    """A server after its warm-up, and what it told before anybody asked it for work."""
+
+    server: Server
+    loads: Any
+
+
 @pytest.fixture(scope="session")
-async def server(offline: Any, model: Path) -> AsyncIterator[Server]:
-    async with serving(model, "--served-model-name", NAME, *ENGINE) as process:
-        yield process
+async def warm(offline: Any, model: Path) -> AsyncIterator[Warm]:
+    """With a planned warm-up, which a CPU gets only when it is asked for."""
+    flags = ("--served-model-name", NAME, *ENGINE)
+    async with serving(model, *flags, env={"SMG_SGLANG_SERVICER_WARMUP": "fast:20"}) as process:
+        async with connected(process.address, SGLANG) as first:
+            loads = await first.stub.GetLoads(first.pb.GetLoadsRequest())
+        yield Warm(process, loads)
+
+
+@pytest.fixture(scope="session")
+def server(warm: Warm) -> Server:
+    return warm.server
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import time
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +21,8 @@ from smg_grpc_servicer.testing.history import check as broken
 from tests.support.certificates import Authority
 from tests.support.client import Client, connected
 from tests.support.dial import NOT_SERVING, SERVING, check, watch
+from tests.support.kv_served import Subscription
+from tests.support.proto_fuzz import Mutants, names_a_field
 from tests.support.real_sglang import (
     CPU,
     NAME,
@@ -28,7 +32,7 @@ from tests.support.real_sglang import (
     serving,
     started,
 )
-from tests.support.sglang_cases import prompt
+from tests.support.sglang_cases import GREEDY, VOCAB, prompt
 
 PLAIN = (*CPU, "--grammar-backend", "none", "--served-model-name", NAME)
 
@@ -72,9 +76,11 @@ async def test_rows_16_and_31_tls_and_a_stop_under_load(model: Path, tmp_path: P
         assert not descendants(server.pid)
 
 
-async def test_a_stop_while_it_loads(model: Path) -> None:
-    """The port answers before the ranks are there; SIGTERM ends it all at once, with code 0."""
-    async with started(model, *PLAIN) as server:
+async def test_a_stop_while_it_loads(model: Path, tmp_path: Path) -> None:
+    """The port answers before the ranks are there; SIGTERM ends it all at once, with code 0, and
+    leaves no process and no socket of SGLang's.
+    """
+    async with started(model, *PLAIN, env={"TMPDIR": str(tmp_path)}) as server:
         address = await server.bound(START_SECONDS)
         async with connected(address, SGLANG) as client:
             assert await check(client.channel) == SERVING
@@ -87,8 +93,9 @@ async def test_a_stop_while_it_loads(model: Path) -> None:
         start = time.monotonic()
         server.signal(signal.SIGTERM)
         assert await server.exit_code(30) == 0, server.log
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 8
         assert not [pid for pid in family if _runs(pid)]
+        assert await asyncio.to_thread(os.listdir, tmp_path) == []
 
 
 async def test_row_32_a_port_in_use(model: Path) -> None:
@@ -129,6 +136,7 @@ async def test_two_ranks_that_embed(model: Path) -> None:
             pass
         history = await client.generate(prompt(3, 1), max_tokens=1)
         assert history.code is grpc.StatusCode.INVALID_ARGUMENT
+        await _embed_anything(client)
         flush = common_pb2.FlushCacheRequest(timeout_s=5)
         assert (await client.stub.FlushCache(flush)).success
         # A rank is the controller's child, not ours; its end is noticed all the same.
@@ -142,22 +150,50 @@ async def test_two_ranks_that_embed(model: Path) -> None:
         assert not [pid for pid in ranks if _runs(pid)]
 
 
-async def test_a_decode_of_a_disaggregated_pair(model: Path) -> None:
-    """Warm-up and requests have the stand-in peer; a request without one is refused."""
-    flags = (
-        *PLAIN, "--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake",
-    )  # fmt: skip
-    async with serving(model, *flags) as server, connected(server.address, SGLANG) as client:
-        without = await client.generate(prompt(4, 1), max_tokens=2)
-        assert without.code is grpc.StatusCode.INVALID_ARGUMENT
-        request = client.request(prompt(4, 1), max_tokens=4)
-        request.disaggregated_params.bootstrap_host = "2.2.2.2"
-        request.disaggregated_params.bootstrap_room = 0
-        history = await client.send(request)
-        assert broken(history) == []
-        answer = await client.stub.HealthCheck(client.pb.HealthCheckRequest())
-        assert answer.healthy
-        assert server.running
+async def test_two_ranks_that_generate(model: Path, offline: Any) -> None:
+    """Pinned or not, a request is answered by one rank as one engine alone would answer it."""
+    case = GREEDY["greedy 3"]
+    wanted = offline["llama"]["greedy 3"]["ids"]
+    async with (
+        serving(model, *PLAIN, "--dp-size", "2") as server,
+        connected(server.address, SGLANG) as client,
+    ):
+        call = client.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(), timeout=60)
+        events = Subscription(call)
+        for rank in (None, 0, 1):
+            request = client.request(case.prompt, **case.sampling)
+            if rank is not None:
+                request.data_parallel_rank = rank
+            history = await client.send(request)
+            assert broken(history) == []
+            assert list(history.complete().output_ids) == wanted
+        # Each has cached the prompt and says so.
+        while not all(events.indexes[rank].blocks for rank in (0, 1)):
+            await events.read()
+        call.cancel()
+        beyond = client.request(case.prompt, **case.sampling)
+        beyond.data_parallel_rank = 2
+        refused = await client.send(beyond)
+        assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert refused.details.startswith("data_parallel_rank")
+        loads = await client.stub.GetLoads(client.pb.GetLoadsRequest())
+        assert [load.dp_rank for load in loads.loads] == [0, 1]
+        assert (await client.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=5))).success
+
+
+async def _embed_anything(client: Client) -> None:
+    """Whatever is in the request: a vector, or a status that names the field."""
+    good = client.pb.EmbedRequest(tokenized={"input_ids": [5, 6, 7]})
+    odd = {"tokenized.input_ids": (5, VOCAB - 1, VOCAB), "data_parallel_rank": (0, 1, 2)}
+    for at, request in enumerate(islice(Mutants(good, odd, 0, alone=("mm_inputs",)), 150)):
+        request.request_id = request.request_id or f"any-{at}"
+        call = client.stub.Embed(request, timeout=20)
+        code, details = await call.code(), await call.details()
+        if code is grpc.StatusCode.OK:
+            assert len((await call).embedding) == 64
+        elif code is not grpc.StatusCode.UNIMPLEMENTED:
+            assert code is grpc.StatusCode.INVALID_ARGUMENT, f"{details}\n{request}"
+            assert names_a_field(details, request.DESCRIPTOR), details
 
 
 def _is_rank(pid: int) -> bool:

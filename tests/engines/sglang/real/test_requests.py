@@ -149,6 +149,35 @@ async def test_row_14_an_adapter_is_loaded_used_listed_and_unloaded(
     assert await client.ids(GOOD, max_tokens=12) == plain
 
 
+async def test_an_adapter_makes_way_and_comes_back(client: Client, models: dict[str, Path]) -> None:
+    """--max-loaded-loras is 2: the third takes the place of the one used longest ago."""
+    pb = client.pb
+
+    async def adapted(adapter_id: str) -> list[int]:
+        request = client.request(GOOD, max_tokens=12)
+        request.lora_id = adapter_id
+        history = await client.send(request)
+        assert check(history) == []
+        return list(history.complete().output_ids)
+
+    names = ("one", "two", "three")
+    loaded = []
+    for name in names:
+        load = pb.LoadLoRAAdapterRequest(
+            lora_id=name, lora_name=name, lora_path=str(models["adapter"])
+        )
+        answer = await client.stub.LoadLoRAAdapter(load)
+        assert answer.success, answer.message
+        loaded.append(list(answer.loaded_lora_ids))
+    assert loaded == [["one"], ["one", "two"], ["two", "three"]]
+    same = [await adapted(name) for name in ("two", "one", "three")]
+    assert same == same[:1] * 3
+    for name in names:
+        gone = await client.stub.UnloadLoRAAdapter(pb.UnloadLoRAAdapterRequest(lora_name=name))
+        assert gone.success
+        assert name not in gone.loaded_lora_ids
+
+
 async def test_hidden_states_come_with_the_end(client: Client) -> None:
     request = client.request(GOOD, max_tokens=3, stream=False)
     request.return_hidden_states = True

@@ -6,8 +6,10 @@ starts, and tests that end their server, or start one of their own, come after a
 
 from __future__ import annotations
 
-import json
+import os
+import signal
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,21 @@ import pytest
 
 from tests.support.client import Client, connected
 from tests.support.kv_workers import Front, working
-from tests.support.real_vllm import ENGINE, NAME, VLLM, run_module, serving
+from tests.support.real_vllm import (
+    CONTEXT,
+    ENGINE,
+    NAME,
+    VLLM,
+    WARMED,
+    engine_core,
+    serving,
+)
 from tests.support.router import Router, routing
 from tests.support.servers import Server
-from tests.support.tiny_vllm import VOCAB
+from tests.support.tiny_vllm import VOCAB, text_of
 
 LAST = (
-    "test_engine_death.py", "test_kv_restart.py", "test_launch_flags.py", "test_conformance.py",
+    "test_engine_death.py", "test_kv_restart.py", "test_conformance.py", "test_launch_flags.py",
     "test_embedding.py",
 )  # fmt: skip
 
@@ -36,17 +46,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-async def offline(model: Path, home: Path) -> Any:
-    """What `LLM.generate` answers to every case; see `tests/support/vllm_oracle.py`."""
-    out = home / "offline.json"
-    await run_module(home, "tests.support.vllm_oracle", str(model), str(out))
-    return json.loads(out.read_text())
+def offline(said: Any) -> Any:
+    """What `LLM.generate` answers to every case."""
+    return said["answers"]
+
+
+@dataclass(frozen=True)
+class Warm:
+    """A server after its warm-up, and what it told before anybody asked it for work."""
+
+    server: Server
+    loads: Any
 
 
 @pytest.fixture(scope="session")
-async def server(offline: Any, model: Path, home: Path) -> AsyncIterator[Server]:
-    async with serving(home, model, "--served-model-name", NAME, *ENGINE) as process:
-        yield process
+async def warm(offline: Any, model: Path, home: Path) -> AsyncIterator[Warm]:
+    flags = ("--served-model-name", NAME, *ENGINE)
+    async with serving(home, model, *flags, env=WARMED) as process:
+        async with connected(process.address, VLLM) as first:
+            loads = await first.stub.GetLoads(first.pb.GetLoadsRequest())
+        yield Warm(process, loads)
+
+
+@pytest.fixture(scope="session")
+def server(warm: Warm) -> Server:
+    return warm.server
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +101,23 @@ async def front(
         await router.serves(NAME)
         await other.subscribed()
         yield Front(router, NAME, other)
+
+
+LOST = text_of(1, 500)
+"""A text that the first engine had cached."""
+
+
+@pytest.fixture(scope="session")
+async def restarted(
+    front: Front, server: Server, client: Client, model: Path, home: Path, words: Any
+) -> AsyncIterator[Server]:
+    """The engine, killed and started again at the same address: with vLLM's own defaults."""
+    if server.running:  # else another test has killed it
+        await client.ids(words.encode(LOST).ids, max_tokens=1)
+        await front.always(LOST, other=False)
+        os.kill(engine_core(server), signal.SIGKILL)
+    assert await server.exit_code(30) == 1
+    port = server.address.rpartition(":")[2]
+    flags = ("--served-model-name", NAME, "--max-model-len", str(CONTEXT), "--enforce-eager")
+    async with serving(home, model, *flags, "--port", port) as process:
+        yield process

@@ -1,10 +1,9 @@
-"""Embeddings of a real model over gRPC and through the router: those of vLLM's own HTTP server."""
+"""Embeddings of a real model over gRPC and through the router: those of vLLM's own `LLM.embed`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import count
@@ -15,9 +14,9 @@ import grpc
 import pytest
 
 from tests.support.client import Client, connected
-from tests.support.embedding_model import minilm
-from tests.support.real_vllm import VLLM, run_module, serving, serving_http
-from tests.support.router import Router, ask, routing
+from tests.support.embedding_model import TEXTS, prompts
+from tests.support.real_vllm import VLLM, serving
+from tests.support.router import Router, routing
 from tests.support.servers import Server
 
 NAME = "embedder"
@@ -26,7 +25,6 @@ FLAGS = (
     "--max-num-seqs", "16",
 )  # fmt: skip
 _serial = count()
-TEXTS = ("the weather in paris", "hello world")
 
 
 @dataclass(frozen=True)
@@ -51,37 +49,14 @@ class Embedder:
         return await self.client.stub.Embed(request)
 
 
-def tokenizer(path: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(path / "tokenizer.json"))
-
-
-async def http_embeddings(port: int, prompts: list[list[int]]) -> list[list[float]]:
-    body = {"model": NAME, "input": prompts, "encoding_format": "float"}
-    answer = await asyncio.to_thread(ask, port, "POST", "/v1/embeddings", body)
-    assert answer.status == 200, answer.text
-    rows = sorted(answer.json["data"], key=lambda row: row["index"])
-    return [row["embedding"] for row in rows]
-
-
 @pytest.fixture(scope="module")
-async def embedder(one_loop: None, home: Path) -> AsyncIterator[Embedder]:
-    path = await asyncio.to_thread(minilm)
-    if path is None:
-        path = home / "qwen3-embedding"
-        await run_module(home, "tests.support.tiny_vllm", str(path), "--embedding")
-    dice = random.Random(0)
-    prompts = [[dice.randrange(900) for _ in range(1 + 11 * at)] for at in range(12)]
-    words = tokenizer(path)
-    prompts += [words.encode(text).ids for text in TEXTS]
-    async with serving_http(home, path, *FLAGS) as port:
-        vectors = await http_embeddings(port, prompts)
+async def embedder(said: Any, embedding_model: Path, home: Path) -> AsyncIterator[Embedder]:
     async with (
-        serving(home, path, *FLAGS) as server,
+        serving(home, embedding_model, *FLAGS) as server,
         connected(server.address, VLLM) as client,
     ):
-        yield Embedder(server, client, path, prompts, vectors)
+        asked = prompts(embedding_model)
+        yield Embedder(server, client, embedding_model, asked, said["vectors"])
 
 
 @pytest.fixture(scope="module")

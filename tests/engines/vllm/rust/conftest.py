@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.client import Client, connected
-from tests.support.real_vllm import ENGINE, NAME, VLLM, serving
+from tests.support.real_vllm import ENGINE, NAME, VLLM, WARMED, serving
 from tests.support.router import Router, routing
 from tests.support.servers import Server
 
-LAST = ("test_conformance.py", "test_smg_serve.py")
-RUST = ("--servicer-impl", "rust", "--drain-seconds", "20")
+LAST = ("test_conformance.py", "test_smg_serve.py", "test_newer_wheel.py", "test_ranks.py")
+RUST = ("--servicer-impl", "rust", "--drain-seconds", "8")
 
 
 @pytest.hookimpl(trylast=True)
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 async def server(model: Path, home: Path) -> AsyncIterator[Server]:
     flags = ("--served-model-name", NAME, *ENGINE, *RUST)
-    async with serving(home, model, *flags) as process:
+    async with serving(home, model, *flags, env=WARMED) as process:
         yield process
 
 

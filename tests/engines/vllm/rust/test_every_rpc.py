@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,17 @@ BLOCK = 128
 """Tokens in a KV block of vLLM on a CPU."""
 
 
-async def test_a_warm_up_request_was_answered_before_it_was_ready(
+async def test_a_planned_warm_up_was_answered_before_it_was_ready(
     client: Client, server: Server
 ) -> None:
+    """All of it by the real engine, and its prompts are in no cache."""
     del client
     log = server.log
-    assert log.index("the warm-up request was answered") < log.index("serving on grpc://")
+    done = re.search(r"warm-up: (\d+) answered, 0 failed", log)
+    assert done is not None
+    assert int(done[1]) > 2 * SEQUENCES
+    assert done.start() < log.index("serving on grpc://")
+    assert "stay in the prefix cache" not in log
     assert "smg 1.13.0 serves vLLM" in log
 
 

@@ -3,7 +3,7 @@
 Seen without the guard, smg 1.13.0 and vLLM 0.32: those with a prompt that is empty, too long or
 outside the vocabulary, and a logit bias outside it, end the engine; a schema that is no object and
 a temperature above 2 cannot be decoded there and end the thread that reads requests; media for a
-text model and prompt logprobs are never answered.
+text model are never answered. Nor are prompt logprobs, which are sent in another form instead.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ BAD = {
     "a bias past the vocabulary": (sampled(logit_bias={VOCAB: 1.0}), INTERNAL),
     "a huge stop id": (sampled(stop_token_ids=[2**32 - 1], min_tokens=2), INTERNAL),
     "a temperature above 2": (sampled(temperature=1e38), INTERNAL),
-    "prompt logprobs": (sampled(prompt_logprobs=3), INTERNAL),
     "a schema that is a list": (sampled(json_schema="[1]"), INTERNAL),
     "a schema that is no JSON": (sampled(json_schema="{"), INTERNAL),
     "a grammar that is none": (sampled(grammar="root ::= ((("), INTERNAL),
@@ -105,3 +104,18 @@ async def test_why_stands_in_the_log_in_one_line(client: Client, server: Server)
     request = client.request([5, VOCAB], request_id="told-why", max_tokens=1)
     await client.send(request)
     await server.printed(rf"request told-why\S* is refused: prompt: id {VOCAB}; allowed: 0 to 1023")
+
+
+async def test_prompt_logprobs_are_told(client: Client) -> None:
+    """vLLM 0.32 sends them in a form that wheels drop, without a word to anybody."""
+    ids = prompt(5)
+    asked = client.generate(ids, max_tokens=1, prompt_logprobs=2)
+    history = await asyncio.wait_for(asked, 60)  # the first logprobs make vLLM compile
+    assert history.code is grpc.StatusCode.OK, history.details
+    told = history.complete().input_logprobs
+    assert list(told.token_ids) == ids
+    assert [row.HasField("value") for row in told.token_logprobs] == [False, *[True] * 4]
+    assert [len(row.values) for row in told.top_logprobs] == [0, *[2] * 4]
+    own = [row.value for row in told.token_logprobs][1:]
+    best = [max(row.values) for row in told.top_logprobs][1:]
+    assert all(value <= most < 0 for value, most in zip(own, best, strict=True))

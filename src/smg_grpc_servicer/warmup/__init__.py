@@ -1,0 +1,1 @@
+"""The requests an engine answers before its first client: which, and how they are sent."""
