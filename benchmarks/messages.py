@@ -139,7 +139,9 @@ async def load(port: int, streams: int, tokens: int, pipe: Connection) -> Result
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--streams", default="1,64,256", help="how many at once (1,64,256)")
-    parser.add_argument("--messages", type=int, default=80_000, help="about, for each server (80,000)")
+    parser.add_argument(
+        "--messages", type=int, default=80_000, help="about, for each server (80,000)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="each; the median counts (3)")
     args = parser.parse_args()
     counts = [int(part) for part in args.streams.split(",")]

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from smg_grpc_servicer.core.errors import Unavailable
-from smg_grpc_servicer.core.types import Load
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.kv_events import older, relay
 from smg_grpc_servicer.kv_events.endpoints import source
 from smg_grpc_servicer.kv_events.loads import Activity

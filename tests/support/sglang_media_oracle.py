@@ -1,8 +1,8 @@
 """SGLang's own offline answers to images: `python -m tests.support.sglang_media_oracle OUT MODEL`.
 
 The JSON has, for each image, what a gateway would send of it (the prompt's `ids`, `pixels` in
-base64 with their `shape`, the `grid`, where its tokens stand) and what `Engine.generate` made of
-the image itself: `answer`.
+base64 with their `shape`, the `grid`, where its tokens stand), the image itself (`png` in base64),
+and what `Engine.generate` made of that: `answer`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import random
 import sys
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def sent(processor: Any, config: dict[str, Any], image: Any) -> dict[str, Any]:
     pixels = found["pixel_values"].float().contiguous()
     ids = found["input_ids"][0].tolist()
     token = config["image_token_id"]
+    file = BytesIO()
+    image.save(file, "PNG")
     return {
         "ids": ids,
         "pixels": base64.b64encode(pixels.numpy().tobytes()).decode(),
@@ -40,6 +43,7 @@ def sent(processor: Any, config: dict[str, Any], image: Any) -> dict[str, Any]:
         "grid": found["image_grid_thw"].tolist(),
         "place": [ids.index(token), ids.count(token)],
         "token": token,
+        "png": base64.b64encode(file.getvalue()).decode(),
     }
 
 

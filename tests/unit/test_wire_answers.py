@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from smg_grpc_servicer.core.errors import InvalidArgument
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.core.types import (
     Delta,
     Finish,
     GenerateSpec,
     KvTransfer,
-    Load,
     LogprobRows,
     LogprobSpec,
     PromptLogprobs,

@@ -11,26 +11,28 @@ import pytest
 from smg_grpc_proto.generated import common_pb2
 
 from smg_grpc_servicer.core.errors import Unsupported
+from smg_grpc_servicer.core.loads import (
+    DisaggregationLoad,
+    Load,
+    LoraLoad,
+    MemoryLoad,
+    QueueLoad,
+    SpeculativeLoad,
+)
 from smg_grpc_servicer.core.payloads import HiddenStates
 from smg_grpc_servicer.core.types import (
     Delta,
-    DisaggregationLoad,
     Embedding,
     Feature,
     Finish,
     GenerateSpec,
     KvTransfer,
-    Load,
     LogprobRows,
     LogprobSpec,
-    LoraLoad,
-    MemoryLoad,
     ModelFacts,
     PairingFacts,
     PromptLogprobs,
-    QueueLoad,
     ServerFacts,
-    SpeculativeLoad,
 )
 from smg_grpc_servicer.core.wire import Choice, LiveFacts, Wire
 from smg_grpc_servicer.mlx.wire import MlxWire

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from smg_grpc_servicer.core.errors import Unsupported
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.payloads import Adapter
 from smg_grpc_servicer.core.types import (
@@ -19,7 +20,6 @@ from smg_grpc_servicer.core.types import (
     EmbedSpec,
     Feature,
     GenerateSpec,
-    Load,
     ModelFacts,
     ProfileSpec,
     ServerFacts,

@@ -6,14 +6,87 @@ What nobody knows stays at the proto's zero; sums and means run over the ranks t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from typing import Any
 
 from smg_grpc_servicer.core.errors import InvalidArgument
-from smg_grpc_servicer.core.types import Load
 
 Message = Any
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLoad:
+    """Where a rank's accelerator memory went. Sections of a load have the protos' field names."""
+
+    weight_gb: float
+    kv_cache_gb: float
+    graph_gb: float
+    token_capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLoad:
+    """Requests by the queue they stand in."""
+
+    waiting: int
+    grammar: int
+    paused: int
+    retracted: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeLoad:
+    """How well the draft model guesses."""
+
+    accept_length: float
+    accept_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoraLoad:
+    """Adapters in a rank's pool."""
+
+    slots_used: int
+    slots_total: int
+    utilization: float
+
+
+@dataclass(frozen=True, slots=True)
+class DisaggregationLoad:
+    """A prefill's or decode's queues, and how its KV transfers went."""
+
+    mode: str
+    prefill_prealloc_queue_reqs: int
+    prefill_inflight_queue_reqs: int
+    decode_prealloc_queue_reqs: int
+    decode_transfer_queue_reqs: int
+    decode_retracted_queue_reqs: int
+    kv_transfer_speed_gb_s: float
+    kv_transfer_latency_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One data-parallel rank's load; None = unknown, which is not zero."""
+
+    rank: int = 0
+    running_requests: int | None = None
+    waiting_requests: int | None = None
+    waiting_uncached_tokens: int | None = None
+    used_tokens: int | None = None
+    max_total_tokens: int | None = None
+    max_running_requests: int | None = None
+    token_usage: float | None = None
+    active_token_usage: float | None = None
+    gen_throughput: float | None = None
+    cache_hit_rate: float | None = None
+    utilization: float | None = None
+    memory: MemoryLoad | None = None
+    queues: QueueLoad | None = None
+    speculative: SpeculativeLoad | None = None
+    lora: LoraLoad | None = None
+    disaggregation: DisaggregationLoad | None = None
 
 
 def selected(request: Message, loads: Sequence[Load]) -> list[Load]:

@@ -29,6 +29,15 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaReferences:
+    """Where the media of one request lie; by kind, in the prompt's order."""
+
+    images: tuple[str, ...] = ()
+    videos: tuple[str, ...] = ()
+    audios: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class HiddenStates:
     """The last layer's rows at consecutive positions."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from smg_grpc_servicer.core.payloads import HiddenStates, Media
+from smg_grpc_servicer.core.payloads import HiddenStates, Media, MediaReferences
 
 
 class Feature(Enum):
@@ -27,6 +27,7 @@ class Feature(Enum):
     HIDDEN_STATES = "hidden states"
     INPUT_EMBEDS = "input embeddings"
     MEDIA = "multimodal input"
+    MEDIA_REFERENCES = "references to media (send preprocessed tensors)"
     LORA = "LoRA adapters"
     RANK = "a pinned data-parallel rank"
     KV_TRANSFER = "KV transfer (prefill/decode disaggregation)"
@@ -162,6 +163,7 @@ class GenerateSpec:
     """A custom logit processor as the engine serializes it."""
     hidden_states: bool = False
     media: Media | None = None
+    references: MediaReferences | None = None
     trace: Mapping[str, str] = field(default_factory=dict)
     """W3C `traceparent` and `tracestate`."""
 
@@ -193,6 +195,8 @@ class GenerateSpec:
             yield Feature.HIDDEN_STATES
         if self.media is not None:
             yield Feature.MEDIA
+        if self.references is not None:
+            yield Feature.MEDIA_REFERENCES
 
 
 @dataclass(slots=True)
@@ -297,80 +301,6 @@ class ProfileSpec:
     profile_by_stage: bool = False
     with_stack: bool | None = None
     record_shapes: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryLoad:
-    """Where a rank's accelerator memory went. Sections of a load have the protos' field names."""
-
-    weight_gb: float
-    kv_cache_gb: float
-    graph_gb: float
-    token_capacity: int
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLoad:
-    """Requests by the queue they stand in."""
-
-    waiting: int
-    grammar: int
-    paused: int
-    retracted: int
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculativeLoad:
-    """How well the draft model guesses."""
-
-    accept_length: float
-    accept_rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class LoraLoad:
-    """Adapters in a rank's pool."""
-
-    slots_used: int
-    slots_total: int
-    utilization: float
-
-
-@dataclass(frozen=True, slots=True)
-class DisaggregationLoad:
-    """A prefill's or decode's queues, and how its KV transfers went."""
-
-    mode: str
-    prefill_prealloc_queue_reqs: int
-    prefill_inflight_queue_reqs: int
-    decode_prealloc_queue_reqs: int
-    decode_transfer_queue_reqs: int
-    decode_retracted_queue_reqs: int
-    kv_transfer_speed_gb_s: float
-    kv_transfer_latency_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One data-parallel rank's load; None = unknown, which is not zero."""
-
-    rank: int = 0
-    running_requests: int | None = None
-    waiting_requests: int | None = None
-    waiting_uncached_tokens: int | None = None
-    used_tokens: int | None = None
-    max_total_tokens: int | None = None
-    max_running_requests: int | None = None
-    token_usage: float | None = None
-    active_token_usage: float | None = None
-    gen_throughput: float | None = None
-    cache_hit_rate: float | None = None
-    utilization: float | None = None
-    memory: MemoryLoad | None = None
-    queues: QueueLoad | None = None
-    speculative: SpeculativeLoad | None = None
-    lora: LoraLoad | None = None
-    disaggregation: DisaggregationLoad | None = None
 
 
 @dataclass(frozen=True, slots=True)

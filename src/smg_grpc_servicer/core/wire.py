@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from smg_grpc_servicer.core.errors import InvalidArgument
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.core.types import (
     Delta,
     Embedding,
     EmbedSpec,
     Finish,
     GenerateSpec,
-    Load,
     LogprobRows,
     ModelFacts,
     ProfileSpec,

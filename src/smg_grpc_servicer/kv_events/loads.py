@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from smg_grpc_proto.generated import common_pb2
 
-from smg_grpc_servicer.core.loads import fill_section
-from smg_grpc_servicer.core.types import Load
+from smg_grpc_servicer.core.loads import Load, fill_section
 
 HEARTBEAT_SECONDS = 1.0
 QUIET_SECONDS = 5.0

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from smg_grpc_servicer.core.types import Load
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.kv_events.loads import Activity, Sample
 
 log = logging.getLogger(__name__)

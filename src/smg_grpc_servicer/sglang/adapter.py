@@ -6,6 +6,7 @@ The seam (what others may build on): the constructor below. Facts and loads are 
 * `limits`: `limits.Limits`, what requests are held against;
 * `tokenizer`: what `SamplingParams.normalize` takes; None under `--skip-tokenizer-init`;
 * `processor`: of `media_processor`; None for a text model;
+* `encoders`: who encodes media by reference; None unless it is `--language-only`;
 * `revision`: of a hub id, for GetTokenizer;
 * `check_health()` probes the scheduler (id `HEALTH_CHECK…`): any push counts as alive;
 * LoRA: `load_adapter`, `unload_adapter`, `adapters` behind the three RPCs (`lora.py`).
@@ -20,6 +21,7 @@ from typing import Any, ClassVar
 
 from smg_grpc_servicer.core.engine import Engine
 from smg_grpc_servicer.core.errors import InvalidArgument
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.payloads import Adapter
 from smg_grpc_servicer.core.types import (
@@ -27,16 +29,16 @@ from smg_grpc_servicer.core.types import (
     EmbedSpec,
     Feature,
     GenerateSpec,
-    Load,
     ModelFacts,
     ProfileSpec,
     ServerFacts,
 )
 from smg_grpc_servicer.sglang import control, media, spans
 from smg_grpc_servicer.sglang.embedding import EmbeddingSink
+from smg_grpc_servicer.sglang.encoders import Encoders
 from smg_grpc_servicer.sglang.limits import Limits
 from smg_grpc_servicer.sglang.lora import AdapterTable
-from smg_grpc_servicer.sglang.outputs import Flight, Prefix, Relay
+from smg_grpc_servicer.sglang.outputs import Flight, Prefix, Relay, Sink
 from smg_grpc_servicer.sglang.probe import Probe
 from smg_grpc_servicer.sglang.request_manager import RequestManager
 from smg_grpc_servicer.sglang.requests import RequestBuilder
@@ -85,6 +87,7 @@ class SglangEngine(Engine):
         limits: Limits,
         tokenizer: Any = None,
         processor: Any = None,
+        encoders: Encoders | None = None,
         revision: str | None = None,
     ) -> None:
         super().__init__()
@@ -95,6 +98,7 @@ class SglangEngine(Engine):
         self._revision = revision
         self._limits = limits
         self._processor = processor
+        self._encoders = encoders
         self._builder = RequestBuilder(model_facts, limits, tokenizer)
         self._adapters = AdapterTable(limits, manager.send_communicator_req)
         # Embeddings are only possible without a prefix cache.
@@ -110,6 +114,8 @@ class SglangEngine(Engine):
         if limits.grid is not None and processor is None:
             # Without positions beside the media the scheduler would end.
             self.features -= {Feature.MEDIA}
+        if encoders is not None:
+            self.features |= {Feature.MEDIA_REFERENCES}
 
     async def close(self) -> None:
         """Ours only; the manager is closed by who made it, and the ranks by who started them."""
@@ -117,6 +123,8 @@ class SglangEngine(Engine):
             flight.stop()
         await self._adapters.close()
         await self._probe.close()
+        if self._encoders is not None:
+            await asyncio.to_thread(self._encoders.close)
 
     # Requests.
 
@@ -128,10 +136,7 @@ class SglangEngine(Engine):
         adapter = None if spec.lora_id is None else await self._adapters.use(spec.lora_id)
         try:
             request = self._builder.generate(spec, None if adapter is None else adapter.name)
-            if spec.media is not None:
-                request.mm_inputs = await asyncio.to_thread(
-                    media.build, spec.media, spec.prompt, self._processor
-                )
+            await self._fill_media(spec, request)
             if self._turns is not None:
                 await self._turns.wait(embeds=bool(spec.input_embeds))
         except BaseException:
@@ -169,6 +174,14 @@ class SglangEngine(Engine):
             flight.stop()
             raise
 
+    async def _fill_media(self, spec: GenerateSpec, request: Any) -> None:
+        if spec.media is not None:
+            request.mm_inputs = await asyncio.to_thread(
+                media.build, spec.media, spec.prompt, self._processor
+            )
+        if spec.references is not None and self._encoders is not None:
+            await self._encoders.encoded(spec.references, request)
+
     def _drop(self, rid: str) -> None:
         self._manager.drop(rid)
         if self._turns is not None:
@@ -181,8 +194,9 @@ class SglangEngine(Engine):
     def _shares(self, spec: GenerateSpec) -> bool:
         """Whether a pass over the prompt alone saves the other choices more than it costs.
 
-        Prompt logprobs and input embeddings are computed past the cache, and the two sides of a
-        disaggregated request must see the same requests.
+        Prompt logprobs and input embeddings are computed past the cache, media by reference are
+        awaited by each request alone, and the two sides of a disaggregated request must see the
+        same requests.
         """
         return (
             spec.sampling.n > 1
@@ -191,6 +205,7 @@ class SglangEngine(Engine):
             and self._limits.role == "null"
             and spec.logprobs.prompt is None
             and not spec.input_embeds
+            and spec.references is None
         )
 
     def _send_prefix(
@@ -220,11 +235,21 @@ class SglangEngine(Engine):
                 message.wrap_pickle_fields()
             sink = Relay(rid, index, spec, flight)
             if self._turns is None:
-                self._manager.begin(sink, message)
+                self._begin(spec, sink, message)
             else:
-                self._manager.begin(FirstOutput(rid, sink, self._turns), message)
+                self._begin(spec, FirstOutput(rid, sink, self._turns), message)
                 self._turns.began(rid, embeds=bool(spec.input_embeds))
             flight.began(sink)
+
+    def _begin(self, spec: GenerateSpec, sink: Sink, message: Any) -> None:
+        sent = None
+        if spec.references is not None and self._encoders is not None:
+            sent = self._encoders.dispatch(spec.references, message, self._manager.forward)
+        try:
+            self._manager.begin(sink, message)
+        finally:
+            if sent is not None:
+                sent.set()
 
     def abort(self, request_id: str) -> None:
         flight = self._running.get(request_id)

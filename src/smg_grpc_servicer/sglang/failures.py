@@ -30,6 +30,7 @@ _KINDS: Mapping[int, type[ServicerError]] = {
     404: NotFound,
     408: DeadlineExceeded,
     429: Exhausted,
+    502: Unavailable,
     503: Unavailable,
     504: DeadlineExceeded,
 }

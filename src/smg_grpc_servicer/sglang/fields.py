@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from smg_grpc_servicer.core.types import Feature
 from smg_grpc_servicer.core.wire_parts import Refusals
 
-RAW_MEDIA = "raw media and references to it (send preprocessed tensors)"
+RAW_MEDIA = "raw media (send preprocessed tensors)"
 
 MAPPED: Mapping[str, str] = {
     "GenerateRequest.request_id": "request_id",
@@ -59,6 +59,9 @@ MAPPED: Mapping[str, str] = {
     "GenerateRequest.mm_inputs.im_token_id": "media.token_id",
     "GenerateRequest.mm_inputs.mm_placeholders": "media.placeholders",
     "GenerateRequest.mm_inputs.modalities": "media.modality",
+    "GenerateRequest.mm_inputs.image_urls": "references.images",
+    "GenerateRequest.mm_inputs.video_urls": "references.videos",
+    "GenerateRequest.mm_inputs.audio_urls": "references.audios",
     "EmbedRequest.token_type_ids": "token_type_ids",
     "EmbedRequest.request_id": "request_id",
     "EmbedRequest.tokenized.input_ids": "prompt",
@@ -77,9 +80,6 @@ MAPPED: Mapping[str, str] = {
 
 REFUSED = Refusals(
     {
-        "GenerateRequest.mm_inputs.image_urls": RAW_MEDIA,
-        "GenerateRequest.mm_inputs.video_urls": RAW_MEDIA,
-        "GenerateRequest.mm_inputs.audio_urls": RAW_MEDIA,
         "EmbedRequest.mm_inputs": Feature.MEDIA,
         "EmbedRequest.texts": "cross-encoder requests as texts (send token ids)",
     }

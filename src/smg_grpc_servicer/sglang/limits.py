@@ -46,6 +46,8 @@ class Limits:
     """Width of one input embedding."""
     media: bool = False
     """The model takes images."""
+    language_only: bool = False
+    """`--language-only`: encoders of their own see the images."""
     grid: GridRule | None = None
     """What it says of their patches, if it counts them in a grid."""
     drafts_per_step: int | None = None
@@ -77,6 +79,7 @@ class Limits:
             tokenizer=not args.skip_tokenizer_init,
             hidden_size=model_config.hidden_size,
             media=bool(model_config.is_multimodal),
+            language_only=bool(args.language_only),
             grid=GridRule.of(model_config),
             drafts_per_step=drafts - 1 if drafts else None,
             traced=bool(args.enable_trace),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from smg_grpc_servicer.core.errors import DeadlineExceeded
-from smg_grpc_servicer.core.types import (
+from smg_grpc_servicer.core.loads import (
     DisaggregationLoad,
     Load,
     LoraLoad,

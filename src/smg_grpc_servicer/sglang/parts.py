@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smg_grpc_servicer.core.types import Load
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.sglang import facts, media_processor, releases
 from smg_grpc_servicer.sglang.adapter import SglangEngine
+from smg_grpc_servicer.sglang.encoders import Encoders
 from smg_grpc_servicer.sglang.limits import Limits
 from smg_grpc_servicer.sglang.loads import LoadReader
 from smg_grpc_servicer.sglang.request_manager import RequestManager
@@ -34,6 +35,7 @@ class Parts:
     tokenizer: Any
     processor: Any
     """Of media; None for a text model."""
+    encoders: Encoders | None
     reader: LoadReader | None
 
     @classmethod
@@ -44,12 +46,14 @@ class Parts:
 
         config = resolving_view(server_args)
         model_config = ModelConfig.from_server_args(server_args)
+        processor = media_processor.load(server_args, config, model_config)
         return cls(
             server_args,
             config,
             model_config,
             _tokenizer(config),
-            media_processor.load(server_args, config, model_config),
+            processor,
+            Encoders.of(server_args, config, model_config, processor),
             None if port_args is None else LoadReader.of(port_args),
         )
 
@@ -78,6 +82,7 @@ class Parts:
             limits=Limits.of(self.config, self.model_config, ready),
             tokenizer=self.tokenizer,
             processor=self.processor,
+            encoders=self.encoders,
             revision=self.config.revision,
         )
 

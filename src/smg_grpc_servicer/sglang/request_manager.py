@@ -134,6 +134,11 @@ class RequestManager:
             # Without a scheduler there is nothing to stop; who watches it tells.
             log.debug("an abort was not sent: %s", error)
 
+    def forward(self, news: Any) -> None:
+        """Send word about a request that may be over; never raises."""
+        if self._gone is None and news.rid in self._sinks:
+            self.send(news)
+
     def send(self, message: Any) -> None:
         """:raises Unavailable: the scheduler is gone."""
         if self._gone is not None:

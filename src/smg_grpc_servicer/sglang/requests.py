@@ -251,6 +251,11 @@ class RequestBuilder:
     def _check_media(self, sent: Media, prompt: Sequence[int]) -> None:
         if not self._limits.media:
             raise InvalidArgument("mm_inputs", "the model takes text only")
+        if self._limits.language_only:
+            raise InvalidArgument(
+                "mm_inputs.pixel_values",
+                "this server has the language model alone (--language-only): send references",
+            )
         media.check(sent, len(prompt))
         if self._limits.grid is not None:
             self._limits.grid.check(sent, prompt)

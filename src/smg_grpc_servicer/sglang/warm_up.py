@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from smg_grpc_servicer.core.engine import Engine
-from smg_grpc_servicer.core.types import Load, ModelFacts
+from smg_grpc_servicer.core.loads import Load
+from smg_grpc_servicer.core.types import ModelFacts
 from smg_grpc_servicer.sglang.facts import num_ranks
 from smg_grpc_servicer.warmup import inside
 from smg_grpc_servicer.warmup.plan import NOTHING, Plan, Shape, make

@@ -15,6 +15,7 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
 from smg_grpc_servicer.core import facts as config
 from smg_grpc_servicer.core.errors import InvalidArgument
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.core.types import (
     Delta,
     Embedding,
@@ -22,7 +23,6 @@ from smg_grpc_servicer.core.types import (
     Feature,
     Finish,
     GenerateSpec,
-    Load,
     LogprobRows,
     ModelFacts,
     Sampling,
@@ -41,7 +41,7 @@ from smg_grpc_servicer.core.wire_parts import (
 )
 from smg_grpc_servicer.sglang import wire_loads
 from smg_grpc_servicer.sglang.fields import REFUSED
-from smg_grpc_servicer.sglang.wire_parts import custom_params, fill_hidden_states, media
+from smg_grpc_servicer.sglang.wire_parts import custom_params, fill_hidden_states, media, references
 
 WHO = "the SGLang servicer"
 CONSTRAINTS = {
@@ -95,6 +95,7 @@ class SglangWire(Wire):
             logit_processor=request.custom_logit_processor or None,
             hidden_states=request.return_hidden_states,
             media=media(WHO, request.mm_inputs) if request.HasField("mm_inputs") else None,
+            references=references(request.mm_inputs) if request.HasField("mm_inputs") else None,
         )
 
     def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:

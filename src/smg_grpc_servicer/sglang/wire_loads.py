@@ -8,7 +8,7 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
 from smg_grpc_servicer.core import loads as reports
 from smg_grpc_servicer.core.errors import InvalidArgument
-from smg_grpc_servicer.core.types import Load
+from smg_grpc_servicer.core.loads import Load
 
 SECTION_FIELDS = {
     "memory": "memory",

@@ -9,7 +9,7 @@ from google.protobuf.struct_pb2 import Struct, Value
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
 from smg_grpc_servicer.core.errors import InvalidArgument, Unsupported
-from smg_grpc_servicer.core.payloads import Adapter, HiddenStates, Media, Tensor
+from smg_grpc_servicer.core.payloads import Adapter, HiddenStates, Media, MediaReferences, Tensor
 from smg_grpc_servicer.sglang.fields import RAW_MEDIA
 
 
@@ -19,7 +19,7 @@ def media(who: str, sent: pb.MultimodalInputs) -> Media | None:
     :raises Unsupported: media without the tensors made of it, which would be answered as text.
     """
     if not sent.HasField("pixel_values"):
-        if sent.ListFields():
+        if sent.ListFields() and references(sent) is None:
             raise Unsupported(who, RAW_MEDIA)
         return None
     kinds = set(sent.modalities) or {"image"}
@@ -34,6 +34,15 @@ def media(who: str, sent: pb.MultimodalInputs) -> Media | None:
         token_id=sent.im_token_id if sent.HasField("im_token_id") else None,
         modality=kinds.pop(),
     )
+
+
+def references(sent: pb.MultimodalInputs) -> MediaReferences | None:
+    """:raises InvalidArgument: the same media in two forms."""
+    if not (sent.image_urls or sent.video_urls or sent.audio_urls):
+        return None
+    if sent.HasField("pixel_values") or sent.image_data or sent.video_data or sent.audio_data:
+        raise InvalidArgument("mm_inputs", "has both media and references to media")
+    return MediaReferences(tuple(sent.image_urls), tuple(sent.video_urls), tuple(sent.audio_urls))
 
 
 def _tensor(sent: pb.TensorData) -> Tensor:

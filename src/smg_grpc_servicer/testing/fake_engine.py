@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from smg_grpc_servicer.core.engine import Engine
 from smg_grpc_servicer.core.errors import EngineDead, NotFound
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.types import (
     Delta,
@@ -22,7 +23,6 @@ from smg_grpc_servicer.core.types import (
     Feature,
     Finish,
     GenerateSpec,
-    Load,
     LogprobRows,
     ModelFacts,
     ProfileSpec,

@@ -17,13 +17,13 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_servicer.core import facts as config
 from smg_grpc_servicer.core import loads as reports
 from smg_grpc_servicer.core.errors import InvalidArgument, Unsupported
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.core.types import (
     Delta,
     Feature,
     Finish,
     GenerateSpec,
     KvTransfer,
-    Load,
     LogprobSpec,
     ModelFacts,
     Sampling,

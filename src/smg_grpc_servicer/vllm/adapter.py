@@ -22,13 +22,13 @@ from typing import Any, ClassVar
 
 from smg_grpc_servicer.core.engine import Engine
 from smg_grpc_servicer.core.errors import EngineDead, FailedPrecondition, Unsupported
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.types import (
     Embedding,
     EmbedSpec,
     Feature,
     GenerateSpec,
-    Load,
     ModelFacts,
     ProfileSpec,
     ServerFacts,
@@ -317,6 +317,9 @@ class VllmEngine(Engine):
 
     def warmed(self) -> None:
         self._loads.start_over()
+        if self._llm.errored:
+            # Whoever watches it may be a moment late, and nobody is to take it for ready.
+            self.died(failures.DEAD)
 
     async def flush_cache(self, timeout: float | None) -> str:
         return await control.flush_cache(self._llm, self.requests.limits.ranks, timeout)

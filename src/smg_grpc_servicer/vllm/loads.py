@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from smg_grpc_servicer.core.types import Load
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.vllm.stats import RankStats
 
 WINDOW_SECONDS = 2.0

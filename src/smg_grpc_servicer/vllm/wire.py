@@ -17,6 +17,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_servicer.core import facts as config
 from smg_grpc_servicer.core import loads as reports
 from smg_grpc_servicer.core.errors import InvalidArgument
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.core.types import (
     Constraint,
     Delta,
@@ -25,7 +26,6 @@ from smg_grpc_servicer.core.types import (
     Finish,
     GenerateSpec,
     KvTransfer,
-    Load,
     LogprobSpec,
     ModelFacts,
     PairingFacts,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from smg_grpc_proto.generated import common_pb2
 
-from smg_grpc_servicer.core.types import Load
+from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.kv_events.loads import Activity, Records, Sample, moved, silence
 from smg_grpc_servicer.kv_events.sampler import LoadSampler
 from tests.support.wait import until

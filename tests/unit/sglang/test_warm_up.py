@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from smg_grpc_servicer.core.types import Load, ModelFacts
+from smg_grpc_servicer.core.loads import Load
+from smg_grpc_servicer.core.types import ModelFacts
 from smg_grpc_servicer.sglang.warm_up import Leftover, plan_of, planned
 from smg_grpc_servicer.testing import FakeEngine
 from smg_grpc_servicer.warmup.plan import NOTHING

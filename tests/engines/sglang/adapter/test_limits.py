@@ -22,6 +22,7 @@ ARGS = {
     "speculative_algorithm": "EAGLE",
     "speculative_num_draft_tokens": 4,
     "enable_trace": True,
+    "language_only": False,
 }
 MODEL = SimpleNamespace(hidden_size=64, is_multimodal=True, model_is_mrope=False)
 

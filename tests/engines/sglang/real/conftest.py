@@ -7,6 +7,7 @@ server starts, and tests that end their server, or start one of their own, come 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.client import Client, connected
-from tests.support.real_sglang import ENGINE, NAME, SGLANG, run_module, serving
+from tests.support.real_sglang import ENGINE, NAME, SGLANG, environment, run_module, serving
 from tests.support.router import Router, routing
 from tests.support.servers import Server
 
@@ -24,6 +25,7 @@ LAST = (
     "test_conformance.py",
     "test_disaggregation.py",
     "test_media.py",
+    "test_encoders.py",
     "test_launches.py",
 )
 
@@ -108,3 +110,21 @@ async def router(server: Server, tmp_path_factory: pytest.TempPathFactory) -> As
     async with routing(tmp_path_factory.mktemp("router"), server.address) as process:
         await process.serves(NAME)
         yield process
+
+
+@pytest.fixture(scope="session")
+def media_env() -> dict[str, str]:
+    """SGLang's processors of media need torchvision, which is not beside it."""
+    python = os.environ.get("SMG_TORCHVISION")
+    assert python, "SMG_TORCHVISION must name the Python of a venv with torchvision"
+    (folder,) = (Path(python).parents[1] / "lib").glob("python*/site-packages")
+    return {"PYTHONPATH": os.pathsep.join((environment()["PYTHONPATH"], str(folder)))}
+
+
+@pytest.fixture(scope="session")
+async def seeing(one_loop: None, home: Path, media_env: dict[str, str]) -> tuple[Path, list[Any]]:
+    """The model, and its images with SGLang's own answers to them."""
+    model, out = home / "qwen3-vl", home / "images.json"
+    await run_module("tests.support.tiny_vl", str(model), env=media_env)
+    await run_module("tests.support.sglang_media_oracle", str(out), str(model), env=media_env)
+    return model, json.loads(out.read_text())

@@ -73,6 +73,22 @@ async def test_nothing_in_a_request_ends_the_scheduler(client: Client, server: S
     assert seen["INVALID_ARGUMENT"] > 80, seen
 
 
+async def test_a_constraint_that_allows_no_token_costs_its_sender_alone(client: Client) -> None:
+    """Nothing finite is left to sample from, over which the scheduler ended; in one batch with
+    others, greedy or not.
+    """
+    wanted = await client.ids(GOOD, max_tokens=40)
+    hopeless = [
+        client.request(GOOD, temperature=warmth, top_p=0.9, **constraint)
+        for warmth in (0.0, 1.0)
+        for constraint in ({"grammar": "root ::= root"}, {"json_schema": CIRCLE})
+    ]
+    good = client.request(GOOD, max_tokens=40)
+    *lost, history = await client.together([*hopeless, good])
+    assert [each.code for each in lost] == [CODE.FAILED_PRECONDITION] * len(hopeless)
+    assert list(history.complete().output_ids) == wanted
+
+
 async def test_bytes_that_are_nearly_a_request(client: Client, server: Server) -> None:
     """What cannot be read is refused, what can is a request like any other."""
     good = client.request(GOOD, "bytes", max_tokens=4, stop=["a"], logit_bias={5: 1.0})

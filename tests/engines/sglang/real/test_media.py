@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,28 +12,8 @@ import pytest
 
 from smg_grpc_servicer.testing.history import check
 from tests.support.client import Client, connected
-from tests.support.real_sglang import CPU, NAME, SGLANG, environment, run_module, serving
+from tests.support.real_sglang import CPU, NAME, SGLANG, serving
 from tests.support.sglang_media_oracle import TOKENS
-
-TORCHVISION = "SMG_TORCHVISION"
-
-
-@pytest.fixture(scope="module")
-def media_env() -> dict[str, str]:
-    """SGLang's processors of media need torchvision, which is not beside it."""
-    python = os.environ.get(TORCHVISION)
-    assert python, f"{TORCHVISION} must name the Python of a venv with torchvision"
-    (folder,) = (Path(python).parents[1] / "lib").glob("python*/site-packages")
-    return {"PYTHONPATH": os.pathsep.join((environment()["PYTHONPATH"], str(folder)))}
-
-
-@pytest.fixture(scope="module")
-async def seeing(home: Path, media_env: dict[str, str]) -> tuple[Path, list[Any]]:
-    """The model, and its images with SGLang's own answers to them."""
-    model, out = home / "qwen3-vl", home / "images.json"
-    await run_module("tests.support.tiny_vl", str(model), env=media_env)
-    await run_module("tests.support.sglang_media_oracle", str(out), str(model), env=media_env)
-    return model, json.loads(out.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +82,11 @@ def _grid(made: Any, *cells: int) -> None:
     grid.shape[:] = [len(cells) // 3, 3]
 
 
+def _pairs(made: Any) -> None:
+    _grid(made, 1, 4, 4, 1, 4, 4)
+    made.mm_inputs.model_specific_tensors["image_grid_thw"].shape[:] = [3, 2]
+
+
 def _no_places(made: Any) -> None:
     made.mm_inputs.ClearField("mm_placeholders")
 
@@ -142,7 +125,7 @@ BAD = {
     "grid of nothing": lambda made: _grid(made, 1, 0, 4),
     "grid negative": lambda made: _grid(made, 1, -4, -4),
     "two grids": lambda made: _grid(made, 1, 4, 4, 1, 4, 4),
-    "grid of pairs": lambda made: _grid(made, 1, 4, 4),
+    "grid of pairs": _pairs,
     "no grid": _no_grid,
     "no places": _no_places,
     "a place too short": _short_place,

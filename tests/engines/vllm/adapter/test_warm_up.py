@@ -6,6 +6,7 @@ import asyncio
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
+from smg_grpc_servicer.vllm.failures import DEAD
 from smg_grpc_servicer.vllm.warm_up import plan_of
 from smg_grpc_servicer.warmup.inside import warm
 from tests.support.stub_async_llm import StubAsyncLLM
@@ -31,6 +32,16 @@ async def test_it_stands_in_no_load() -> None:
         await server.generate(prompt=list(range(3, 11)))
         (row,) = (await server.stub.GetLoads(pb.GetLoadsRequest())).loads
         assert row.cache_hit_rate == 0.5
+
+
+async def test_an_engine_that_dies_of_it_is_never_ready() -> None:
+    """The watch looks now and then; readiness would come up in between."""
+    llm = StubAsyncLLM()
+    async with served_vllm(llm) as server:
+        llm.dead = True
+        outcome = await warm(server.servicer.engine, PLAN, 30)
+        assert outcome.answered == 0
+        assert server.servicer.board.death == DEAD
 
 
 async def test_a_budget_that_is_over_leaves_nothing_at_the_engine() -> None:

@@ -20,6 +20,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_servicer.testing.history import check
 from tests.support.client import Client
 from tests.support.kv_served import Subscription
+from tests.support.processes import guard_of
 from tests.support.real_vllm import CONTEXT, NAME, SEQUENCES, titles
 from tests.support.servers import Server
 from tests.support.vllm_cases import SCHEMA, VOCAB, prompt
@@ -165,9 +166,11 @@ async def test_a_client_that_leaves_frees_the_engine(client: Client) -> None:
         assert asyncio.get_running_loop().time() < end
 
 
-async def test_two_processes_of_vllm_and_no_third_serve_it(client: Client, server: Server) -> None:
+async def test_a_guard_and_two_processes_of_vllm_serve_it(client: Client, server: Server) -> None:
     """The headless one and its engine's; vLLM's own helpers and workers are below them."""
     del client
-    found = titles(server).values()
-    assert sum(b"smg_grpc_servicer.rust.child" in title for title in found) == 1
-    assert sum(b"EngineCore" in title for title in found) == 1
+    found = titles(server)
+    ours = {pid for pid, title in found.items() if b"smg_grpc_servicer.rust.child" in title}
+    assert len(ours) == 2
+    assert guard_of(server.pid) in ours
+    assert sum(b"EngineCore" in title for title in found.values()) == 1

@@ -116,6 +116,6 @@ async def test_prompt_logprobs_are_told(client: Client) -> None:
     assert list(told.token_ids) == ids
     assert [row.HasField("value") for row in told.token_logprobs] == [False, *[True] * 4]
     assert [len(row.values) for row in told.top_logprobs] == [0, *[2] * 4]
-    own = [row.value for row in told.token_logprobs][1:]
-    best = [max(row.values) for row in told.top_logprobs][1:]
+    own = [row.value for row in told.token_logprobs[1:]]
+    best = [max(row.values) for row in told.top_logprobs[1:]]
     assert all(value <= most < 0 for value, most in zip(own, best, strict=True))
