@@ -25,6 +25,7 @@ import grpc
 from smg_grpc_proto.generated import mlx_engine_pb2 as pb
 from smg_grpc_proto.generated import mlx_engine_pb2_grpc as pb_grpc
 
+from smg_grpc_servicer.core import wakeups
 from smg_grpc_servicer.core.binding import channel_options
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.process import run
@@ -74,6 +75,8 @@ def serve(kind: str, pipe: Connection) -> None:
     """A server process: tells its port, then its CPU seconds whenever asked, until told to end."""
 
     async def main() -> int:
+        if kind != "bare":
+            wakeups.gather(asyncio.get_running_loop())  # as our server does
         server = grpc.aio.server(options=channel_options(2**29, 2**29))
         engine = FakeEngine(tokens_per_step=STEP)
         engine.facts = type(engine.facts)(model_path="fake", served_model_name="fake")

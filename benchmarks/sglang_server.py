@@ -82,6 +82,7 @@ def launched(model: str) -> tuple[Any, Any]:
 async def ours(model: str, port_args: Any) -> Any:
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
+    from smg_grpc_servicer.core import wakeups
     from smg_grpc_servicer.core.health import StatusBoard
     from smg_grpc_servicer.core.types import ModelFacts, ServerFacts
     from smg_grpc_servicer.sglang.adapter import SglangEngine
@@ -93,6 +94,7 @@ async def ours(model: str, port_args: Any) -> Any:
     async def loads() -> list[Any]:
         return []
 
+    wakeups.gather(asyncio.get_running_loop())  # as our server does
     sockets = Sockets.bind(port_args, skip_tokenizer_init=False)
     manager = RequestManager(sockets, num_ranks=1, on_dead=print)
     await manager.start()

@@ -8,6 +8,7 @@ output it tells its port, and then its CPU seconds whenever asked. It ends with 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import resource
 import sys
 import time
@@ -173,6 +174,10 @@ async def main(kind: str) -> None:
     if kind == "servicer":
         from smg_grpc_servicer.vllm.servicer import VllmEngineServicer
 
+        if "coalesce_seconds" in inspect.signature(VllmEngineServicer).parameters:  # it is ours
+            from smg_grpc_servicer.core import wakeups
+
+            wakeups.gather(asyncio.get_running_loop())  # as our server does
         servicer = VllmEngineServicer(llm, time.time())
     server = grpc.aio.server(options=OPTIONS)
     pb_grpc.add_VllmEngineServicer_to_server(servicer, server)

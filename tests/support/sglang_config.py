@@ -37,6 +37,7 @@ def sglang_config(**given: Any) -> Any:
         "attn_dp_size": 1,
         "kv_events_config": None,
         "disable_radix_cache": False,
+        "encoder_only": False,
     }
     return SimpleNamespace(**(values | given))
 

@@ -15,6 +15,7 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2_grpc as pb_grpc
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.types import ModelFacts, ServerFacts
 from smg_grpc_servicer.sglang.adapter import SglangEngine
+from smg_grpc_servicer.sglang.encoders import Encoders
 from smg_grpc_servicer.sglang.limits import Limits
 from smg_grpc_servicer.sglang.request_manager import RequestManager
 from smg_grpc_servicer.sglang.servicer import SglangServicerBase
@@ -100,6 +101,7 @@ async def served_sglang(
     skip_tokenizer_init: bool = False,
     serve: bool = False,
     revision: str | None = None,
+    encoders: Encoders | None = None,
 ) -> AsyncIterator[ServedSglang]:
     port_args = ports()
     dead: list[str] = []
@@ -119,6 +121,7 @@ async def served_sglang(
         loads=_no_loads,
         limits=replace(limits, ranks=ranks),
         tokenizer=None if skip_tokenizer_init else Words(),
+        encoders=encoders,
         revision=revision,
     )
     board = StatusBoard()

@@ -180,7 +180,7 @@ def test_a_mapped_field_changes_what_the_table_says(engine: str, path: str) -> N
         beside.add("prompt")  # the two are one choice
     elif section.partition(".")[0] == "media":
         beside |= {name for name in changed if name.startswith("media")}
-    elif section in ("kv_transfer", "logprobs", "sampling.constraint"):
+    elif section in ("kv_transfer", "logprobs", "references", "sampling.constraint"):
         beside |= {name for name in changed if name.startswith(section)}
     assert target in changed
     assert changed - beside - {target} == set()

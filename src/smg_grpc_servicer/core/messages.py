@@ -53,6 +53,9 @@ def _cut(delta: Delta, most: int) -> Iterator[Delta]:
     for start in range(0, last, most):
         delta.token_ids = ids[start : start + most]
         yield delta
+        # The first piece has told the counts.
+        delta.prompt_tokens = delta.cached_tokens = delta.reasoning_tokens = None
+        delta.weight_version = None
     delta.token_ids, delta.finish = ids[last:], finish
     yield delta
 

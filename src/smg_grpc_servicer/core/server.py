@@ -18,7 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from smg_grpc_servicer.core import network
+from smg_grpc_servicer.core import network, wakeups
 from smg_grpc_servicer.core.auth import BearerAuth, GivenTokens, TokenFile
 from smg_grpc_servicer.core.binding import bind, channel_options, warn_if_open
 from smg_grpc_servicer.core.errors import Unavailable
@@ -101,6 +101,7 @@ class GrpcServer:
         credentials = None
         if options.tls is not None:
             credentials = CertificateSource(options.tls).credentials()
+        wakeups.gather(asyncio.get_running_loop())
         server = grpc.aio.server(
             interceptors=interceptors,
             options=channel_options(options.max_receive_bytes, options.max_send_bytes),

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from smg_grpc_servicer.core.errors import InvalidArgument
 from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.core.types import (
@@ -26,6 +28,7 @@ from smg_grpc_servicer.core.types import (
     PromptLogprobs,
     ServerFacts,
 )
+from smg_grpc_servicer.core.wire_facts import filled, model_info
 
 Message = Any
 """A protobuf message; the generated classes have no common typed base."""
@@ -56,19 +59,29 @@ class Choice:
         return len(self.token_ids)
 
     def message(self, make: Callable[[], M], delta: Delta) -> tuple[M, bool]:
-        """What this delta's chunk is filled into, and whether more than ids and their count is new.
+        """This delta's response with all that every proto has, and whether to fill in more.
 
         It is the same message again while there are only ids: gRPC serialises it before `write`
         first waits, so it is free by then, and a new one costs more than all that is set in it.
         Rows would leave their memory behind.
         """
+        response: Any
         if delta.logprobs is not None or delta.prompt_logprobs is not None:
-            return make(), True
-        if self._chunk is None:
-            self._chunk = make()
-            return self._chunk, True
-        new, self._counts_new = self._counts_new, False
-        return self._chunk, new
+            response, new = make(), True
+        elif self._chunk is None:
+            response, new = make(), True
+            self._chunk = response
+        else:
+            response, new = self._chunk, self._counts_new
+            self._counts_new = False
+        chunk = response.chunk
+        chunk.token_ids[:] = delta.token_ids
+        chunk.completion_tokens = len(self.token_ids)
+        if new:
+            chunk.prompt_tokens = self.prompt_tokens
+            chunk.cached_tokens = self.cached_tokens
+            chunk.index = self.index
+        return response, new
 
     def add(self, delta: Delta) -> None:
         self.token_ids += delta.token_ids
@@ -109,6 +122,8 @@ class LiveFacts:
 class Wire(ABC):
     """One proto service, both ways."""
 
+    proto: ClassVar[Any]
+    """The generated module with its messages."""
     service: ClassVar[str]
     """Full name, for example `mlx.grpc.engine.MlxEngine`; also its readiness name in health."""
     paths: ClassVar[Mapping[str, str]] = {}
@@ -135,22 +150,34 @@ class Wire(ABC):
     def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> Message:
         """The end of a choice, with its logprobs when it was not streamed."""
 
-    # Management, common to all protos.
+    # What the protos have alike; a wing overrides where its own differs.
 
-    @abstractmethod
-    def abort_ids(self, request: Message) -> Sequence[str]: ...
+    def abort_ids(self, request: Message) -> Sequence[str]:
+        return list(request.request_ids)
 
-    @abstractmethod
-    def abort_response(self, found: Sequence[str]) -> Message: ...
+    def abort_response(self, found: Sequence[str]) -> Message:
+        return self.proto.AbortResponse()
 
-    @abstractmethod
-    def health_response(self, healthy: bool, message: str) -> Message: ...
+    def health_response(self, healthy: bool, message: str) -> Message:
+        return self.proto.HealthCheckResponse(healthy=healthy, message=message)
 
-    @abstractmethod
-    def model_info(self, facts: ModelFacts) -> Message: ...
+    def model_info(self, facts: ModelFacts) -> Message:
+        return model_info(self.proto.GetModelInfoResponse, facts)
 
-    @abstractmethod
-    def server_info(self, facts: ServerFacts, live: LiveFacts) -> Message: ...
+    def server_info(self, facts: ServerFacts, live: LiveFacts) -> Message:
+        started = Timestamp()
+        started.FromNanoseconds(int(live.started_at * 1e9))
+        return filled(
+            self.proto.GetServerInfoResponse,
+            server_type=facts.server_type,
+            active_requests=live.active_requests,
+            is_paused=facts.is_paused,
+            last_receive_timestamp=live.last_receive_at,
+            uptime_seconds=live.uptime_seconds,
+            start_time=started,
+            sglang_version=facts.version,
+            tokenspeed_version=facts.version,
+        )
 
     # What not every proto has.
 
@@ -158,7 +185,11 @@ class Wire(ABC):
         raise NotImplementedError(f"{self.service} has no Embed")
 
     def embed_response(self, embedding: Embedding) -> Message:
-        raise NotImplementedError(f"{self.service} has no Embed")
+        return self.proto.EmbedResponse(
+            embedding=embedding.values,
+            prompt_tokens=embedding.prompt_tokens,
+            embedding_dim=len(embedding.values),
+        )
 
     def loads_response(self, request: Message, loads: Sequence[Load], version: str) -> Message:
         raise NotImplementedError(f"{self.service} has no GetLoads")

@@ -1,8 +1,8 @@
 """What several protos have in common; messages with the same fields are handled alike.
 
-Requests: refusing what cannot be served, and the fields that SGLang's
-and TokenSpeed's protos share. Responses: log-probability messages, filled in place by whole lists
-(building a part first and copying it in, or appending one by one, costs twice as much).
+Requests: refusing what cannot be served, and telling unset from zero. Responses: log-probability
+messages, filled in place by whole lists (building a part first and copying it in, or appending one
+by one, costs twice as much).
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ from typing import Any, NoReturn
 from google.protobuf.message import Message as ProtoMessage
 
 from smg_grpc_servicer.core.errors import InvalidArgument, Unsupported
-from smg_grpc_servicer.core.types import (
-    Constraint,
-    Feature,
-    Finish,
-    KvTransfer,
-    LogprobRows,
-    LogprobSpec,
-    PromptLogprobs,
-)
+from smg_grpc_servicer.core.types import Feature, Finish, LogprobRows, PromptLogprobs
 from smg_grpc_servicer.core.wire import Choice
 
 Message = Any
+
+SCALARS = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+    }
+)
+"""Of sampling: every proto has them, by core's names."""
 
 
 class Refusals(dict[str, Feature | str]):
@@ -85,60 +90,20 @@ def _finite(text: str) -> float:
     return value
 
 
-def text_constraint(sent: Message, kinds: Mapping[str, str]) -> Constraint | None:
-    """The `constraint` oneof where every member is a text; an empty text constrains nothing."""
-    member = sent.WhichOneof("constraint")
-    if member is None or not (value := getattr(sent, member)):
-        return None
-    return Constraint(kinds[member], value)
+def given(sent: Message, name: str) -> Any:
+    """The value of a field that carries presence; None when it is unset."""
+    return getattr(sent, name) if sent.HasField(name) else None
 
 
-def integer_bias(field: str, bias: Mapping[str, float]) -> dict[int, float]:
-    """:raises InvalidArgument: naming the key that is no integer."""
-    result = {}
-    for key, value in bias.items():
-        # int() also takes "1_0", " 1" and other alphabets' digits.
-        if not key.removeprefix("-").isdecimal() or not key.isascii():
-            raise InvalidArgument(field, f"keys are token ids, got {key!r}")
-        result[int(key)] = value
-    return result
+def scalars(sent: Message) -> dict[str, Any]:
+    """The `SCALARS` that were given: a zero is only where the proto can tell it from unset.
 
-
-def bootstrap(field: str, host: str, port: int, room: int) -> KvTransfer:
-    """Where prefill and decode meet; no host and port 0 mean the engine's own.
-
-    :raises InvalidArgument: naming the part.
+    A `top_k` of -1 is off, where the proto has negative ones.
     """
-    if not 0 <= port <= 65535:
-        raise InvalidArgument(f"{field}.bootstrap_port", f"must be a port, got {port}")
-    if room < 0:
-        raise InvalidArgument(f"{field}.bootstrap_room", f"must not be negative, got {room}")
-    return KvTransfer(host=host or None, port=port or None, room=room)
-
-
-def logprob_spec(request: Message, start: int) -> LogprobSpec:
-    """SGLang's four options in one; without `return_logprob` the other three mean nothing.
-
-    :param start: first prompt position that gets a row; -1 for none.
-    :raises InvalidArgument: naming the field.
-    """
-    if not request.return_logprob:
-        return LogprobSpec()
-    top = request.top_logprobs_num
-    if top < 0:
-        raise InvalidArgument("top_logprobs_num", f"must not be negative, got {top}")
-    length = len(request.tokenized.input_ids)
-    if not -1 <= start <= length:
-        raise InvalidArgument(
-            "logprob_start_len",
-            f"must be -1 (none) or a position in the prompt of {length} tokens, got {start}",
-        )
-    return LogprobSpec(
-        output=top,
-        prompt=top if start >= 0 else None,
-        prompt_start=max(start, 0),
-        token_ids=tuple(request.token_ids_logprob),
-    )
+    found = {field.name: value for field, value in sent.ListFields() if field.name in SCALARS}
+    if found.get("top_k") == -1:
+        del found["top_k"]
+    return found
 
 
 # Responses.
@@ -170,14 +135,19 @@ def _fill_top(
         row.token_ids.extend(row_ids)
 
 
-def fill_complete(complete: Message, choice: Choice, finish: Finish) -> None:
-    """What the end of a choice has in vLLM's, SGLang's and TokenSpeed's protos alike."""
+def fill_end(complete: Message, choice: Choice, finish: Finish) -> None:
+    """What the end of a choice has in every proto."""
     complete.output_ids.extend(choice.token_ids)
     complete.finish_reason = finish.reason
     complete.prompt_tokens = choice.prompt_tokens
     complete.completion_tokens = len(choice.token_ids)
     complete.cached_tokens = choice.cached_tokens
     complete.index = choice.index
+
+
+def fill_complete(complete: Message, choice: Choice, finish: Finish) -> None:
+    """The same with what MLX's proto lacks."""
+    fill_end(complete, choice, finish)
     if isinstance(finish.matched, int):
         complete.matched_token_id = finish.matched
     elif isinstance(finish.matched, str):

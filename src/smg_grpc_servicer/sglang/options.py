@@ -125,6 +125,8 @@ def _refuse(config: Any, environ: Mapping[str, str]) -> None:
             f"--tokenizer-worker-num: got {config.tokenizer_worker_num}; allowed with "
             "--smg-grpc-mode: 1, nothing is tokenized here"
         )
+    if config.encoder_only:
+        faults.append("--encoder-only: SGLang serves an encoder itself, without this package")
     if environ.get("SGLANG_RUST_SERVER", "").strip().lower() in ("1", "true", "yes", "y"):
         faults.append("SGLANG_RUST_SERVER: cannot be set with --smg-grpc-mode")
     if faults:

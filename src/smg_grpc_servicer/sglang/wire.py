@@ -8,55 +8,46 @@ the whole prompt (-1 for none). Source: `sglang_scheduler.proto` of smg-grpc-pro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from google.protobuf.timestamp_pb2 import Timestamp
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
-from smg_grpc_servicer.core import facts as config
 from smg_grpc_servicer.core.errors import InvalidArgument
 from smg_grpc_servicer.core.loads import Load
+from smg_grpc_servicer.core.scheduler_wire import (
+    SchedulerWire,
+    bootstrap,
+    logprob_spec,
+    sampling,
+)
 from smg_grpc_servicer.core.types import (
     Delta,
-    Embedding,
     EmbedSpec,
     Feature,
     Finish,
     GenerateSpec,
     LogprobRows,
-    ModelFacts,
-    Sampling,
-    ServerFacts,
 )
-from smg_grpc_servicer.core.wire import Choice, LiveFacts, Wire
+from smg_grpc_servicer.core.wire import Choice
 from smg_grpc_servicer.core.wire_parts import (
-    bootstrap,
     fill_complete,
     fill_input,
     fill_output,
-    integer_bias,
-    logprob_spec,
+    given,
     refuse,
-    text_constraint,
 )
 from smg_grpc_servicer.sglang import wire_loads
 from smg_grpc_servicer.sglang.fields import REFUSED
 from smg_grpc_servicer.sglang.wire_parts import custom_params, fill_hidden_states, media, references
 
 WHO = "the SGLang servicer"
-CONSTRAINTS = {
-    "regex": "regex",
-    "json_schema": "json_schema",
-    "ebnf_grammar": "grammar",
-    "structural_tag": "structural_tag",
-}
-"""By member of the oneof."""
 
 
-class SglangWire(Wire):
+class SglangWire(SchedulerWire):
     """See the module."""
 
     service: ClassVar[str] = "sglang.grpc.scheduler.SglangScheduler"
+    proto: ClassVar[Any] = pb
     paths: ClassVar[Mapping[str, str]] = {
         "prompt": "tokenized.input_ids",
         "max_tokens": "sampling_params.max_new_tokens",
@@ -71,23 +62,17 @@ class SglangWire(Wire):
         refuse(request, REFUSED, WHO)
         if not request.HasField("tokenized") and not request.input_embeds:
             raise InvalidArgument("tokenized", "is required")
-        sent, params = request.disaggregated_params, request.sampling_params
+        params = request.sampling_params
         return GenerateSpec(
             request_id=request.request_id,
             prompt=request.tokenized.input_ids,
-            sampling=sampling(request.sampling_params),
+            # Its zero is greedy.
+            sampling=sampling(params, temperature=params.temperature),
             logprobs=logprob_spec(request, request.logprob_start_len),
             stream=request.stream,
-            rank=request.data_parallel_rank if request.HasField("data_parallel_rank") else None,
+            rank=given(request, "data_parallel_rank"),
             lora_id=request.lora_id or None,
-            kv_transfer=bootstrap(
-                "disaggregated_params",
-                sent.bootstrap_host,
-                sent.bootstrap_port,
-                sent.bootstrap_room,
-            )
-            if request.HasField("disaggregated_params")
-            else None,
+            kv_transfer=bootstrap(request, "disaggregated_params"),
             count_reasoning=request.require_reasoning,
             stream_interval=stream_interval(params),
             input_embeds=request.input_embeds,
@@ -110,9 +95,9 @@ class SglangWire(Wire):
             chunk.index = choice.index
             chunk.reasoning_tokens = choice.reasoning_tokens
         if delta.logprobs is not None:
-            fill_rows(chunk.output_logprobs, spec, delta.token_ids, delta.logprobs)
+            fill_rows(response.chunk.output_logprobs, spec, delta.token_ids, delta.logprobs)
         if delta.prompt_logprobs is not None:
-            fill_input(chunk.input_logprobs, delta.prompt_logprobs)
+            fill_input(response.chunk.input_logprobs, delta.prompt_logprobs)
         return response
 
     def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> pb.GenerateResponse:
@@ -147,89 +132,10 @@ class SglangWire(Wire):
             needs=frozenset({Feature.RANK}) if rank else frozenset(),
         )
 
-    def embed_response(self, embedding: Embedding) -> pb.EmbedResponse:
-        return pb.EmbedResponse(
-            embedding=embedding.values,
-            prompt_tokens=embedding.prompt_tokens,
-            embedding_dim=len(embedding.values),
-        )
-
-    def abort_ids(self, request: pb.AbortRequest) -> Sequence[str]:
-        return [request.request_id]
-
-    def abort_response(self, found: Sequence[str]) -> pb.AbortResponse:
-        """An id that is not here is a success too, so that an abort can be repeated."""
-        return pb.AbortResponse(success=True, message="aborted" if found else "not in flight")
-
-    def health_response(self, healthy: bool, message: str) -> pb.HealthCheckResponse:
-        return pb.HealthCheckResponse(healthy=healthy, message=message)
-
-    def model_info(self, facts: ModelFacts) -> pb.GetModelInfoResponse:
-        return pb.GetModelInfoResponse(
-            model_path=facts.model_path,
-            tokenizer_path=facts.tokenizer_path or "",
-            is_generation=facts.is_generation,
-            weight_version=facts.weight_version or "",
-            served_model_name=facts.served_model_name,
-            max_context_length=facts.max_context_length or 0,
-            vocab_size=facts.vocab_size or 0,
-            supports_vision=facts.supports_vision,
-            model_type=facts.model_type or "",
-            eos_token_ids=facts.eos_token_ids,
-            pad_token_id=facts.pad_token_id or 0,
-            bos_token_id=facts.bos_token_id or 0,
-            max_req_input_len=facts.max_prompt_tokens or facts.max_context_length or 0,
-            architectures=facts.architectures,
-            default_sampling_params_json=config.default_sampling_json(facts.default_sampling),
-            preferred_sampling_params=config.json_text(facts.preferred_sampling),
-            id2label_json=config.json_text(facts.labels),
-            num_labels=len(facts.labels),
-        )
-
-    def server_info(self, facts: ServerFacts, live: LiveFacts) -> pb.GetServerInfoResponse:
-        started = Timestamp()
-        started.FromNanoseconds(int(live.started_at * 1e9))
-        capacity = config.count(facts.scheduler_info.get("max_total_num_tokens"))
-        return pb.GetServerInfoResponse(
-            server_args=config.to_struct(facts.server_args),
-            scheduler_info=config.to_struct(facts.scheduler_info),
-            active_requests=live.active_requests,
-            is_paused=facts.is_paused,
-            last_receive_timestamp=live.last_receive_at or 0.0,
-            uptime_seconds=live.uptime_seconds,
-            sglang_version=facts.version or "",
-            server_type=facts.server_type,
-            start_time=started,
-            max_total_num_tokens=capacity or 0,
-        )
-
     def loads_response(
         self, request: pb.GetLoadsRequest, loads: Sequence[Load], version: str
     ) -> pb.GetLoadsResponse:
         return wire_loads.loads_response(request, loads, version)
-
-
-def sampling(sent: pb.SamplingParams) -> Sampling:
-    return Sampling(
-        temperature=sent.temperature,
-        top_p=sent.top_p or None,
-        top_k=None if sent.top_k in (-1, 0) else sent.top_k,
-        min_p=sent.min_p or None,
-        frequency_penalty=sent.frequency_penalty or None,
-        presence_penalty=sent.presence_penalty or None,
-        repetition_penalty=sent.repetition_penalty or None,
-        max_tokens=sent.max_new_tokens if sent.HasField("max_new_tokens") else None,
-        min_tokens=sent.min_new_tokens or None,
-        stop=tuple(sent.stop),
-        stop_token_ids=tuple(sent.stop_token_ids),
-        ignore_eos=sent.ignore_eos,
-        skip_special_tokens=sent.skip_special_tokens,
-        spaces_between_special_tokens=sent.spaces_between_special_tokens,
-        include_stop=sent.no_stop_trim,
-        n=sent.n or 1,
-        logit_bias=integer_bias("sampling_params.logit_bias", sent.logit_bias),
-        constraint=text_constraint(sent, CONSTRAINTS),
-    )
 
 
 def stream_interval(sent: pb.SamplingParams) -> int | None:

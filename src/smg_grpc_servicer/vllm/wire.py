@@ -10,24 +10,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from smg_grpc_servicer.core import facts as config
 from smg_grpc_servicer.core import loads as reports
 from smg_grpc_servicer.core.errors import InvalidArgument
 from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.core.types import (
     Constraint,
     Delta,
-    Embedding,
     EmbedSpec,
     Finish,
     GenerateSpec,
     KvTransfer,
     LogprobSpec,
-    ModelFacts,
     PairingFacts,
     Sampling,
     ServerFacts,
@@ -37,8 +34,10 @@ from smg_grpc_servicer.core.wire_parts import (
     fill_complete,
     fill_input,
     fill_output,
+    given,
     json_object,
     refuse,
+    scalars,
 )
 from smg_grpc_servicer.vllm.fields import REFUSED
 
@@ -52,6 +51,7 @@ class VllmWire(Wire):
     """See the module."""
 
     service: ClassVar[str] = "vllm.grpc.engine.VllmEngine"
+    proto: ClassVar[Any] = pb
     paths: ClassVar[Mapping[str, str]] = {
         "prompt": "tokenized.input_ids",
         "text": "text",
@@ -72,29 +72,20 @@ class VllmWire(Wire):
             request_id=request.request_id,
             prompt=request.tokenized.input_ids,
             text=request.text if kind == "text" else None,
-            truncate_prompt=(
-                sent.truncate_prompt_tokens if sent.HasField("truncate_prompt_tokens") else None
-            ),
+            truncate_prompt=given(sent, "truncate_prompt_tokens"),
             sampling=asked,
             logprobs=logprobs,
             stream=request.stream,
-            rank=request.data_parallel_rank if request.HasField("data_parallel_rank") else None,
+            rank=given(request, "data_parallel_rank"),
             kv_transfer=kv_transfer(request),
         )
 
     def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
-        response, new = choice.message(pb.GenerateResponse, delta)
-        chunk = response.chunk
-        chunk.token_ids[:] = delta.token_ids
-        chunk.completion_tokens = len(choice.token_ids)
-        if new:
-            chunk.prompt_tokens = choice.prompt_tokens
-            chunk.cached_tokens = choice.cached_tokens
-            chunk.index = choice.index
+        response, _ = choice.message(pb.GenerateResponse, delta)
         if delta.logprobs is not None:
-            fill_output(chunk.output_logprobs, delta.token_ids, delta.logprobs)
+            fill_output(response.chunk.output_logprobs, delta.token_ids, delta.logprobs)
         if delta.prompt_logprobs is not None:
-            fill_input(chunk.input_logprobs, delta.prompt_logprobs)
+            fill_input(response.chunk.input_logprobs, delta.prompt_logprobs)
         return response
 
     def complete(self, spec: GenerateSpec, choice: Choice, finish: Finish) -> pb.GenerateResponse:
@@ -114,48 +105,9 @@ class VllmWire(Wire):
             raise InvalidArgument("tokenized", "is required")
         return EmbedSpec(request.request_id, request.tokenized.input_ids)
 
-    def embed_response(self, embedding: Embedding) -> pb.EmbedResponse:
-        return pb.EmbedResponse(
-            embedding=embedding.values,
-            prompt_tokens=embedding.prompt_tokens,
-            embedding_dim=len(embedding.values),
-        )
-
-    def abort_ids(self, request: pb.AbortRequest) -> Sequence[str]:
-        return list(request.request_ids)
-
-    def abort_response(self, found: Sequence[str]) -> pb.AbortResponse:
-        return pb.AbortResponse()
-
-    def health_response(self, healthy: bool, message: str) -> pb.HealthCheckResponse:
-        return pb.HealthCheckResponse(healthy=healthy, message=message)
-
-    def model_info(self, facts: ModelFacts) -> pb.GetModelInfoResponse:
-        return pb.GetModelInfoResponse(
-            model_path=facts.model_path,
-            is_generation=facts.is_generation,
-            max_context_length=facts.max_context_length or 0,
-            vocab_size=facts.vocab_size or 0,
-            supports_vision=facts.supports_vision,
-            served_model_name=facts.served_model_name,
-            tokenizer_path=facts.tokenizer_path or "",
-            model_type=facts.model_type or "",
-            architectures=facts.architectures,
-            eos_token_ids=facts.eos_token_ids,
-            pad_token_id=facts.pad_token_id or 0,
-            bos_token_id=facts.bos_token_id or 0,
-            max_req_input_len=facts.max_prompt_tokens or facts.max_context_length or 0,
-            default_sampling_params_json=config.default_sampling_json(facts.default_sampling),
-        )
-
     def server_info(self, facts: ServerFacts, live: LiveFacts) -> pb.GetServerInfoResponse:
         pairing = facts.pairing or PairingFacts()
-        return pb.GetServerInfoResponse(
-            active_requests=live.active_requests,
-            is_paused=facts.is_paused,
-            last_receive_timestamp=live.last_receive_at or 0.0,
-            uptime_seconds=live.uptime_seconds,
-            server_type=facts.server_type,
+        answer = pb.GetServerInfoResponse(
             data_parallel_size=facts.data_parallel_size or 0,
             block_size=facts.block_size or 0,
             max_num_seqs=facts.max_running_requests or 0,
@@ -171,6 +123,8 @@ class VllmWire(Wire):
             engine_reasoning_parser=pairing.reasoning_parser,
             constrained_decoding_start=pairing.constraint_start,
         )
+        answer.MergeFrom(super().server_info(facts, live))
+        return answer
 
     def loads_response(
         self, request: pb.GetLoadsRequest, loads: Sequence[Load], version: str
@@ -190,10 +144,7 @@ class VllmWire(Wire):
 
 
 def _read(sent: pb.SamplingParams) -> tuple[Sampling, LogprobSpec]:
-    logprobs = LogprobSpec(
-        output=sent.logprobs if sent.HasField("logprobs") else None,
-        prompt=sent.prompt_logprobs if sent.HasField("prompt_logprobs") else None,
-    )
+    logprobs = LogprobSpec(output=given(sent, "logprobs"), prompt=given(sent, "prompt_logprobs"))
     return sampling(sent), logprobs
 
 
@@ -205,14 +156,8 @@ def _seen(sent: bytes) -> tuple[Sampling, LogprobSpec]:
 
 def sampling(sent: pb.SamplingParams) -> Sampling:
     return Sampling(
-        temperature=sent.temperature if sent.HasField("temperature") else None,
-        top_p=sent.top_p or None,
-        top_k=sent.top_k or None,
-        min_p=sent.min_p or None,
-        frequency_penalty=sent.frequency_penalty or None,
-        presence_penalty=sent.presence_penalty or None,
-        repetition_penalty=sent.repetition_penalty or None,
-        max_tokens=sent.max_tokens if sent.HasField("max_tokens") else None,
+        **scalars(sent),
+        max_tokens=given(sent, "max_tokens"),
         min_tokens=sent.min_tokens or None,
         stop=tuple(sent.stop),
         stop_token_ids=tuple(sent.stop_token_ids),
@@ -221,7 +166,7 @@ def sampling(sent: pb.SamplingParams) -> Sampling:
         spaces_between_special_tokens=sent.spaces_between_special_tokens,
         include_stop=sent.include_stop_str_in_output,
         n=sent.n or 1,
-        seed=sent.seed if sent.HasField("seed") else None,
+        seed=given(sent, "seed"),
         logit_bias=dict(sent.logit_bias),
         constraint=constraint(sent),
     )

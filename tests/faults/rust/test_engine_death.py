@@ -56,7 +56,7 @@ async def test_a_killed_engine_ends_the_server(binding: Wheel, folder: Path, bus
             stream.cancel()
         else:
             await answers(server)
-        engine = server.engine
+        engine, guard = server.engine, server.guard
         assert engine is not None
         os.kill(engine, signal.SIGKILL)
         start = monotonic()
@@ -67,7 +67,7 @@ async def test_a_killed_engine_ends_the_server(binding: Wheel, folder: Path, bus
             assert ENDED.match(history.details), history.details
         assert await server.exit_code(10) == 1
         assert monotonic() - start < 10
-        assert f"the engine (pid {engine}) was ended by SIGKILL; stopping" in server.child.output
+        assert f"the engine (pid {guard}) was ended by SIGKILL; stopping" in server.child.output
         assert server.files == []
 
 

@@ -63,6 +63,7 @@ def test_an_api_key_is_a_token() -> None:
         ({"ssl_keyfile_password": "x"}, {}, "--ssl-keyfile-password"),
         ({"tokenizer_worker_num": 2}, {}, "--tokenizer-worker-num: got 2"),
         ({}, {"SGLANG_RUST_SERVER": "true"}, "SGLANG_RUST_SERVER"),
+        ({"encoder_only": True}, {}, "--encoder-only"),
         ({"ssl_keyfile": __file__}, {}, "--ssl-certfile: not given, but --ssl-keyfile"),
         ({"ssl_certfile": "/nowhere"}, {}, "--ssl-certfile: got '/nowhere'"),
         ({}, {"SMG_SGLANG_SERVICER_IMPL": "rust"}, "SMG_SGLANG_SERVICER_IMPL: got 'rust'"),
