@@ -7,6 +7,7 @@ monotonic clock. No work is never a stall. Pure: the caller brings the time and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 RECOVERY_LOOK = 1.0
@@ -26,6 +27,35 @@ class Progress(Protocol):
     def busy_since(self) -> float | None:
         """Since when the engine has owed an answer to anybody; None while it owes none."""
         ...
+
+
+class EngineProgress:
+    """A request table's progress, with what an engine shows beside its output.
+
+    A long prefill, or an answer that is sent whole, is nothing in the table for minutes.
+
+    :param sign: when the engine last gave one; it counts as output.
+    """
+
+    def __init__(self, table: Progress, sign: Callable[[], float | None]) -> None:
+        self._table = table
+        self._sign = sign
+
+    @property
+    def in_flight(self) -> int:
+        return self._table.in_flight
+
+    @property
+    def busy_since(self) -> float | None:
+        return self._table.busy_since
+
+    @property
+    def last_output(self) -> float | None:
+        return latest(self._table.last_output, self._sign())
+
+
+def latest(*moments: float | None) -> float | None:
+    return max((moment for moment in moments if moment is not None), default=None)
 
 
 class StallRule:
