@@ -1,4 +1,4 @@
-"""Python's search for garbage, which every stream waits for, does not go through all of an engine."""
+"""Python's search for garbage, which every stream waits for, leaves an engine out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from smg_grpc_servicer.core.health import StatusBoard
-from smg_grpc_servicer.core.server import GrpcServer, Life, ServerOptions
+from smg_grpc_servicer.core.options import ServerOptions
+from smg_grpc_servicer.core.server import GrpcServer, Life
 from tests.support.wait import until
 
 
