@@ -16,93 +16,58 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from time import perf_counter
-
-import grpc
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import served
+from benchmarks.served import ROOT, Load, Loads, Target, measured, report, take_turns
 from benchmarks.support import median
 from benchmarks.vllm_real import cpu_seconds
-from benchmarks.vllm_servicer import DIALECT, Load, Target, Work, report, run
+from benchmarks.vllm_servicer import Work
 from tests.support import real_vllm
 from tests.support.rust_served import packages_of
 
-ROOT = Path(__file__).parent.parent
 PACE = 0.005
 WORKS = (
-    Work("paced", "", 1, 40, tokens=32),
-    Work("paced", "", 64, 3, tokens=64),
-    Work("paced", "", 256, 1, tokens=64),
-    Work("one-token requests", "", 64, 10, tokens=1),
+    Work("paced", 1, 40, tokens=32),
+    Work("paced", 64, 3, tokens=64),
+    Work("paced", 256, 1, tokens=64),
+    Work("one-token requests", 64, 10, tokens=1),
 )
 PYTHON, OLDER, NEWER = "Python", "Rust, smg 1.13.0", "Rust, newer build"
 
 
-@dataclass
-class Timed(Load):
-    """With how long all of it took."""
+class Server(served.Server):
+    """Prints `serving on grpc://ADDRESS`, and ends with SIGTERM too."""
 
-    seconds: float = 0.0
-
-
-class Server:
-    """A child that prints `serving on grpc://ADDRESS` and ends with SIGTERM or its input."""
+    stderr = subprocess.STDOUT
 
     def __init__(self, command: list[str], env: Mapping[str, str]) -> None:
-        path = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(ROOT), str(ROOT / "src"))))
-        self._child = subprocess.Popen(
-            command,
-            env={**os.environ, **env, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert self._child.stdout is not None
-        said = []
-        for line in self._child.stdout:
-            said.append(line)
-            if "serving on grpc://" in line:
-                self.address = line.rpartition("grpc://")[2].strip()
-                return
-        raise SystemExit(f"a server ended with {self._child.wait()}:\n{''.join(said)}")
+        path = filter(None, (env.get("PYTHONPATH"), str(ROOT), str(ROOT / "src")))
+        super().__init__(command, path, env)
+
+    @cached_property
+    def address(self) -> str:
+        return self.until(r"serving on grpc://(\S+)")
 
     @property
     def cpu(self) -> float:
-        return cpu_seconds(self._child.pid)
+        return cpu_seconds(self.child.pid)
 
     @property
     def megabytes(self) -> float:
         """Resident memory."""
-        fields = Path(f"/proc/{self._child.pid}/statm").read_text().split()
+        fields = Path(f"/proc/{self.child.pid}/statm").read_text().split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     def close(self) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        self._child.terminate()
-        try:
-            self._child.wait(15)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-
-
-async def measured(server: Server, work: Work) -> Timed:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        stub = DIALECT.stub(channel)
-        await run(stub, replace(work, requests=1, tokens=2), Load())
-        load = Timed()
-        before, start = server.cpu, perf_counter()
-        await run(stub, work, load)
-        load.cpu, load.seconds = server.cpu - before, perf_counter() - start
-    return load
+        self.child.terminate()
+        super().close()
 
 
 def servers(stack: ExitStack, folder: Path) -> dict[str, Server]:
@@ -123,24 +88,19 @@ def servers(stack: ExitStack, folder: Path) -> dict[str, Server]:
     return found
 
 
-Seen = dict[tuple[str, int], dict[str, list[Timed]]]
+def measure(rounds: int) -> tuple[Loads, dict[str, float]]:
+    def one(_name: str, server: Server, work: Work) -> Load:
+        return asyncio.run(measured(server, work, replace(work, requests=1, tokens=2)))
 
-
-def measure(rounds: int) -> tuple[Seen, dict[str, float]]:
     folder = Path(tempfile.mkdtemp(prefix="smg-"))
-    seen: Seen = defaultdict(lambda: defaultdict(list))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
         running = servers(stack, folder)
-        for _ in range(rounds):
-            for work in WORKS:
-                for name, server in running.items():
-                    load = asyncio.run(measured(server, work))
-                    seen[work.name, work.streams][name].append(load)
+        seen = take_turns(running, WORKS, rounds, one)
         return seen, {name: server.megabytes for name, server in running.items()}
 
 
-def table(seen: Seen, memory: Mapping[str, float]) -> None:
+def table(seen: Loads, memory: Mapping[str, float]) -> None:
     names = (PYTHON, OLDER, NEWER)
     print(f"| load | streams | | {' | '.join(names)} |\n|---|---|---|{'---|' * len(names)}")
     for (load, streams), row in seen.items():
@@ -164,7 +124,7 @@ def table(seen: Seen, memory: Mapping[str, float]) -> None:
     print(f"| | | memory, MB | {' | '.join(f'{memory[name]:.0f}' for name in names)} |")
 
 
-def targets(seen: Seen) -> list[Target]:
+def targets(seen: Loads) -> list[Target]:
     found: list[Target] = []
     for streams in (64, 256):
         row = seen["paced", streams]

@@ -17,25 +17,20 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
-from time import perf_counter
 from typing import Any
-
-import grpc
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import served
+from benchmarks.served import ROOT, Load, Loads, Server, measured, take_turns
 from benchmarks.support import median
 from smg_grpc_servicer.testing.dialects import DIALECTS
 
-ROOT = Path(__file__).parent.parent
 CPU_ONLY = ROOT / "tests" / "support" / "sglang_cpu"
 """SGLang's stand-ins for what has no CPU build."""
-DIALECT = DIALECTS["sglang"]
 PACED_TOKEN_SECONDS = 300e-6
 """What a paced server has for a token of one stream; the published one takes about a third."""
 AHEAD_TOKEN_SECONDS = 20e-6
@@ -49,18 +44,26 @@ TARGETS = {
 """Most that ours may take of what the published servicer takes. The other loads have none: with one
 message for each token, the bare handler itself takes about half of it.
 """
-_serial = count()
 
 
 @dataclass(frozen=True)
-class Work:
-    """One kind of load: so many streams, each so many requests one after another."""
+class Work(served.Work):
+    """A scheduler's pace goes by the name."""
 
-    name: str
-    streams: int
-    requests: int
-    tokens: int = 256
     top: int | None = None
+
+    dialect = DIALECTS["sglang"]
+
+    def request(self, request_id: str) -> Any:
+        request = self.dialect.generate(
+            request_id, [5, 6, 7], max_tokens=self.tokens, ignore_eos=True
+        )
+        request.sampling_params.temperature = 1.0
+        if self.top is not None:
+            request.return_logprob = True
+            request.top_logprobs_num = self.top
+            request.logprob_start_len = -1
+        return request
 
     @property
     def ahead(self) -> bool:
@@ -85,113 +88,23 @@ WORKS = (
 )
 
 
-@dataclass
-class Load:
-    """What one load cost and gave."""
-
-    tokens: int = 0
-    messages: int = 0
-    cpu: float = 0.0
-    seconds: float = 0.0
-
-    @property
-    def token_us(self) -> float:
-        return self.cpu / self.tokens * 1e6
-
-
-class Server:
-    """A child that runs `sglang_server.py`."""
-
-    def __init__(self, kind: str, package: Path, model: str) -> None:
-        path = os.pathsep.join(map(str, (package, CPU_ONLY, ROOT)))
-        env = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        self._child = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("sglang_server.py")), kind, model],
-            env={**os.environ, **env, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if "BENCH_DEBUG" in os.environ else subprocess.DEVNULL,
-            text=True,
-        )
-
-    def ready(self) -> None:
-        self.address = f"127.0.0.1:{self._answer('port')}"
-
-    def tell(self, words: str) -> float:
-        """Its CPU seconds after it has done so."""
-        assert self._child.stdin is not None
-        self._child.stdin.write(words + "\n")
-        self._child.stdin.flush()
-        return float(self._answer("cpu"))
-
-    def _answer(self, name: str) -> str:
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            if line.startswith(f"{name} "):
-                return line.split()[1]
-        raise SystemExit(f"a server ended with {self._child.wait()}")
-
-    def close(self) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        try:
-            self._child.wait(10)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-
-
-async def run(stub: Any, work: Work, load: Load) -> None:
-    options: dict[str, Any] = {"max_tokens": work.tokens, "ignore_eos": True}
-
-    async def one() -> None:
-        for _ in range(work.requests):
-            request = DIALECT.generate(f"b-{next(_serial)}", [5, 6, 7], **options)
-            request.sampling_params.temperature = 1.0
-            if work.top is not None:
-                request.return_logprob = True
-                request.top_logprobs_num = work.top
-                request.logprob_start_len = -1
-            async for message in stub.Generate(request):
-                load.messages += 1
-                load.tokens += len(message.chunk.token_ids)
-
-    await asyncio.gather(*(one() for _ in range(work.streams)))
-
-
-async def measured(server: Server, work: Work) -> Load:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        stub = DIALECT.stub(channel)
-        server.tell(f"mode {work.step_seconds} {'ahead' if work.ahead else 'paced'}")
-        await run(stub, Work("warm", 1, 1, 8, work.top), Load())
-        load = Load()
-        before, start = server.tell("cpu"), perf_counter()
-        await run(stub, work, load)
-        load.seconds = perf_counter() - start
-        load.cpu = server.tell("cpu") - before
-    return load
-
-
-Loads = dict[tuple[str, int], dict[str, list[Load]]]
-
-
 def measure(published: Path | None, rounds: int, model: str) -> Loads:
+    def one(_name: str, server: Server, work: Work) -> Load:
+        server.tell(f"mode {work.step_seconds} {'ahead' if work.ahead else 'paced'}")
+        return asyncio.run(measured(server, work))
+
+    kinds = {"bare": ROOT / "src", "ours": ROOT / "src"}
+    if published is not None:
+        kinds["published"] = published
+    script = str(Path(__file__).with_name("sglang_server.py"))
+    env = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
-        kinds = {"bare": ROOT / "src", "ours": ROOT / "src"}
-        if published is not None:
-            kinds["published"] = published
-        servers = {name: Server(name, package, model) for name, package in kinds.items()}
-        for server in servers.values():
-            stack.callback(server.close)
-        for server in servers.values():
-            server.ready()
-        seen: Loads = defaultdict(lambda: defaultdict(list))
-        for _ in range(rounds):
-            for work in WORKS:
-                for name, server in servers.items():
-                    load = asyncio.run(measured(server, work))
-                    seen[work.name, work.streams][name].append(load)
-        return seen
+        servers = {}
+        for name, package in kinds.items():
+            command = [sys.executable, script, name, model]
+            servers[name] = Server(command, (package, CPU_ONLY, ROOT), env)
+            stack.callback(servers[name].close)
+        return take_turns(servers, WORKS, rounds, one)
 
 
 def table(seen: Loads) -> bool:

@@ -13,8 +13,9 @@ from typing import Any
 
 import grpc
 
-from benchmarks.support import median
-from benchmarks.vllm_servicer import DIALECT, Load, Target, Work, run
+from benchmarks.served import Load, Target, run
+from benchmarks.support import free_port, median
+from benchmarks.vllm_servicer import Work
 from tests.support import real_vllm
 from tests.support.servers import ROOT, Server
 
@@ -42,20 +43,18 @@ async def served(
     path = os.pathsep.join((str(package), real_vllm.environment(home)["PYTHONPATH"]))
     env = real_vllm.environment(home) | {"PYTHONPATH": path}
     # The published server says nothing when it listens, so its port is chosen here.
-    from benchmarks.support import free_port
-
     port = free_port()
     where = ("--host", "127.0.0.1", "--port", str(port))
     server = Server([real_vllm.command(), "serve", str(model), "--grpc", *where, *FLAGS], env)
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = DIALECT.stub(channel)
+            stub = Work.dialect.stub(channel)
             await ready(stub, server)
             for _ in range(rounds):
                 for streams in STREAMS:
                     load = Load()
                     before = cpu_seconds(server.pid)
-                    await run(stub, Work("real", "", streams, 1, 64), load)
+                    await run(stub, Work("real", streams, 1, 64), load)
                     load.cpu = cpu_seconds(server.pid) - before
                     seen[streams].append(load)
     finally:
@@ -68,7 +67,7 @@ async def ready(stub: Any, server: Server) -> None:
         if not server.running:
             raise SystemExit(f"the server ended:\n{server.log}")
         try:
-            await run(stub, Work("warm", "", 1, 1, 2), Load())
+            await run(stub, Work("warm", 1, 1, 2), Load())
         except grpc.RpcError:
             await asyncio.sleep(0.5)
         else:

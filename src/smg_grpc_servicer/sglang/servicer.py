@@ -18,8 +18,8 @@ from smg_grpc_servicer.core import boards
 from smg_grpc_servicer.core.health import State, StatusBoard
 from smg_grpc_servicer.core.metrics import Metrics
 from smg_grpc_servicer.core.pace import LONGEST
-from smg_grpc_servicer.core.requests import RequestTable
 from smg_grpc_servicer.core.servicer import CoreServicer
+from smg_grpc_servicer.core.stall import EngineProgress, latest
 from smg_grpc_servicer.core.status import refuse
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.core.wire import Message
@@ -48,34 +48,12 @@ class SglangServicerBase(
     wire = SglangWire()
 
 
-class SchedulerProgress:
-    """What the stall rule looks at: a load report of the scheduler counts as output.
-
-    A long prefill, or an answer that is sent whole, shows nothing for minutes; the scheduler that
-    works on it reports after every step.
-    """
-
-    def __init__(self, table: RequestTable, manager: Any, reader: LoadReader | None) -> None:
-        self._table = table
-        self._manager = manager
-        self._reader = reader
-
-    @property
-    def in_flight(self) -> int:
-        return self._table.in_flight
-
-    @property
-    def busy_since(self) -> float | None:
-        return self._table.busy_since
-
-    @property
-    def last_output(self) -> float | None:
-        signs = [self._table.last_output, self._manager.last_receive]
-        last = max((sign for sign in signs if sign is not None), default=None)
-        if self._reader is None or (last is not None and monotonic() - last < FRESH_SECONDS):
-            return last
-        report = self._reader.last_report()
-        return report if last is None else last if report is None else max(last, report)
+def sign_of_life(manager: Any, reader: LoadReader | None) -> float | None:
+    """When the scheduler last sent anything, or reported: it does so after every step."""
+    last: float | None = manager.last_receive
+    if reader is None or (last is not None and monotonic() - last < FRESH_SECONDS):
+        return last
+    return latest(last, reader.last_report())
 
 
 class SGLangSchedulerServicer(SglangServicerBase):
@@ -122,7 +100,9 @@ class SGLangSchedulerServicer(SglangServicerBase):
             coalesce_seconds=coalesce_seconds,
         )
         self._reader = made.reader
-        self.board.progress = SchedulerProgress(self.table, request_manager, made.reader)
+        self.board.progress = EngineProgress(
+            self.table, lambda: sign_of_life(request_manager, made.reader)
+        )
         self.kv_events = kv_events.service(
             made.config,
             lambda: kv_events.sampler(

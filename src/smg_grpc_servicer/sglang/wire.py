@@ -85,15 +85,9 @@ class SglangWire(SchedulerWire):
 
     def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
         response, new = choice.message(pb.GenerateResponse, delta)
-        chunk = response.chunk
-        chunk.token_ids[:] = delta.token_ids
-        chunk.completion_tokens = len(choice.token_ids)
         if new:
             response.request_id = spec.request_id
-            chunk.prompt_tokens = choice.prompt_tokens
-            chunk.cached_tokens = choice.cached_tokens
-            chunk.index = choice.index
-            chunk.reasoning_tokens = choice.reasoning_tokens
+            response.chunk.reasoning_tokens = choice.reasoning_tokens
         if delta.logprobs is not None:
             fill_rows(response.chunk.output_logprobs, spec, delta.token_ids, delta.logprobs)
         if delta.prompt_logprobs is not None:

@@ -62,10 +62,9 @@ class TokenSpeedWire(SchedulerWire):
     def chunk(self, spec: GenerateSpec, choice: Choice, delta: Delta) -> pb.GenerateResponse:
         response, new = choice.message(pb.GenerateResponse, delta)
         if new:
-            chunk = response.chunk
             response.request_id = spec.request_id
             if choice.weight_version is not None:
-                chunk.weight_version = choice.weight_version
+                response.chunk.weight_version = choice.weight_version
         if delta.logprobs is not None:
             fill_output(response.chunk.output_logprobs, delta.token_ids, delta.logprobs)
         return response

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from time import monotonic
 from typing import Any
 
 import grpc
@@ -20,16 +19,16 @@ from smg_grpc_servicer.core.errors import AlreadyExists
 from smg_grpc_servicer.core.health import State, StatusBoard
 from smg_grpc_servicer.core.metrics import Metrics
 from smg_grpc_servicer.core.options import COALESCE_SECONDS, EXIT_ON_DEATH, MAX_CHUNK_TOKENS
-from smg_grpc_servicer.core.requests import RequestTable, Ticket
+from smg_grpc_servicer.core.requests import Ticket
 from smg_grpc_servicer.core.servicer import CoreServicer
 from smg_grpc_servicer.core.settings import Settings
+from smg_grpc_servicer.core.stall import EngineProgress
 from smg_grpc_servicer.core.status import refuse
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.core.wire import Message
 from smg_grpc_servicer.kv_events import auto
 from smg_grpc_servicer.vllm import handover, impl, kv_events
 from smg_grpc_servicer.vllm.adapter import VllmEngine
-from smg_grpc_servicer.vllm.stats import StatsListener
 from smg_grpc_servicer.vllm.watch import EngineWatch, exit_later
 from smg_grpc_servicer.vllm.wire import VllmWire
 
@@ -42,34 +41,6 @@ class VllmServicerBase(CoreServicer, vllm_engine_pb2_grpc.VllmEngineServicer):
     """Serves `vllm.grpc.engine.VllmEngine` from any `Engine`."""
 
     wire = VllmWire()
-
-
-class EngineProgress:
-    """What the stall rule looks at: vLLM's steps count as output.
-
-    A long prefill and an answer that is sent whole show nothing in the table for minutes while the
-    engine works. Without engine statistics such work cannot be told from a hang and never counts
-    as one.
-    """
-
-    def __init__(self, table: RequestTable, stats: StatsListener) -> None:
-        self._table = table
-        self._stats = stats
-
-    @property
-    def in_flight(self) -> int:
-        return self._table.in_flight
-
-    @property
-    def busy_since(self) -> float | None:
-        return self._table.busy_since
-
-    @property
-    def last_output(self) -> float | None:
-        if not self._stats.attached:
-            return monotonic()
-        moments = (self._table.last_output, self._stats.last_step)
-        return max((moment for moment in moments if moment is not None), default=None)
 
 
 class VllmEngineServicer(VllmServicerBase):
@@ -114,7 +85,7 @@ class VllmEngineServicer(VllmServicerBase):
                 values.get_value(COALESCE_SECONDS) if coalesce_seconds is None else coalesce_seconds
             ),
         )
-        self.board.progress = EngineProgress(self.table, engine.stats)
+        self.board.progress = EngineProgress(self.table, engine.stats.sign_of_life)
         self.kv_events = kv_events.service(async_llm, engine, self.table, self.board)
         self.started_at = start_time
         self._exit_seconds = 0.0 if owned else values.get_value(EXIT_ON_DEATH)

@@ -54,6 +54,10 @@ class StatsListener:
     def attached(self) -> bool:
         return self._manager is not None
 
+    def sign_of_life(self) -> float | None:
+        """The last step; now when none is heard: then no work can be told from a hang."""
+        return self.last_step if self.attached else monotonic()
+
     # vLLM's interface.
 
     def record(

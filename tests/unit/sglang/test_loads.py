@@ -15,10 +15,11 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 from smg_grpc_servicer.core.errors import DeadlineExceeded, InvalidArgument
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.requests import RequestTable
+from smg_grpc_servicer.core.stall import EngineProgress
 from smg_grpc_servicer.kv_events.loads import Records, Sample
 from smg_grpc_servicer.sglang import loads
 from smg_grpc_servicer.sglang.loads import LoadReader
-from smg_grpc_servicer.sglang.servicer import SchedulerProgress
+from smg_grpc_servicer.sglang.servicer import sign_of_life
 from smg_grpc_servicer.sglang.wire_loads import loads_response
 
 
@@ -122,8 +123,9 @@ async def test_a_locked_file_does_not_hold_up_the_loop(monkeypatch: pytest.Monke
     reader.close()
 
 
-def progress(table: RequestTable, pushed: float | None, reader: LoadReader) -> SchedulerProgress:
-    return SchedulerProgress(table, SimpleNamespace(last_receive=pushed), reader)
+def progress(table: RequestTable, pushed: float | None, reader: LoadReader) -> EngineProgress:
+    manager = SimpleNamespace(last_receive=pushed)
+    return EngineProgress(table, lambda: sign_of_life(manager, reader))
 
 
 async def test_row_17_a_long_prefill_is_no_stall_and_a_silent_scheduler_is() -> None:
