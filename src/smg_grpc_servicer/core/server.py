@@ -9,8 +9,8 @@ is closed. `serve` returns the exit code: 0 after a stop, 1 when the engine died
 from __future__ import annotations
 
 import asyncio
-import gc
 import contextlib
+import gc
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

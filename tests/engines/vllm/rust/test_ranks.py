@@ -95,7 +95,9 @@ async def test_the_end_of_one_rank_is_the_end(client: Client, two: Server) -> No
     os.kill(ranks[1], SIGKILL)
     start = monotonic()
     histories = await asyncio.gather(*(history.record(call) for call, history in calls))
-    assert [history.code for history in histories] == [grpc.StatusCode.UNAVAILABLE] * 2
+    # This wheel says INTERNAL where it sees the loss itself, before it is stopped.
+    ends = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL}
+    assert {history.code for history in histories} <= ends
     assert monotonic() - start < 5  # vLLM's own way takes that long for the other rank alone
     assert await two.exit_code(20) == 1
     await until(lambda: not any(map(exists, family)), 10)
