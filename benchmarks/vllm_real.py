@@ -16,7 +16,7 @@ import grpc
 from benchmarks.served import Load, Target, run
 from benchmarks.support import free_port, median
 from benchmarks.vllm_servicer import Work
-from tests.support import real_vllm
+from tests.support import real, real_vllm
 from tests.support.servers import ROOT, Server
 
 STREAMS = (64, 256)
@@ -58,7 +58,7 @@ async def served(
                     load.cpu = cpu_seconds(server.pid) - before
                     seen[streams].append(load)
     finally:
-        await real_vllm.end(server)
+        await real.end(server)
 
 
 async def ready(stub: Any, server: Server) -> None:

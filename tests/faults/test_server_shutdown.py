@@ -66,7 +66,7 @@ async def test_the_drain_has_a_bound() -> None:
             assert cut.value.code() is grpc.StatusCode.UNAVAILABLE
             assert monotonic() - start >= 0.4
         assert await exit_code(child, 5) == 0
-        assert "1 requests unfinished" in child.output
+        assert "the drain is over, 1 unfinished" in child.output
 
 
 async def test_an_idle_server_stops_at_once() -> None:

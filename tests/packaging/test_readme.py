@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_every_module_of_the_readme_exists() -> None:
         or (importlib.util.find_spec(name + ".__main__") is None and _is_package(name))
     }
     assert not missing
+
+
+def test_the_package_itself_names_the_commands_of_the_readme() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "smg_grpc_servicer"], capture_output=True, text=True, check=True
+    )
+    named = set(re.findall(r"-m (smg_grpc_servicer[\w.]+)", done.stdout))
+    in_readme = re.findall(r"-m (smg_grpc_servicer[\w.]+)", (ROOT / "README.md").read_text())
+    assert named == set(in_readme)
 
 
 def _is_package(name: str) -> bool:

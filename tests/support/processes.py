@@ -17,6 +17,25 @@ def exists(pid: int) -> bool:
     return state not in "ZX"
 
 
+def descendants(pid: int) -> list[int]:
+    """Its children and theirs, parents first."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def titles(pid: int) -> dict[int, bytes]:
+    """What the processes below it call themselves."""
+    found = {}
+    for each in descendants(pid):
+        with contextlib.suppress(OSError):
+            found[each] = Path(f"/proc/{each}/cmdline").read_bytes()
+    return found
+
+
 def engine_of(pid: int) -> int | None:
     """The engine that the process `pid` started, whoever is its parent by now."""
     return next((each for each in _started(pid) if not _guards(each)), None)

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
 
 from smg_grpc_servicer.kv_events import auto
 from smg_grpc_servicer.testing.dialects import DIALECTS
-from tests.support.servers import ROOT, Process, Server
+from tests.support import real
+from tests.support.processes import titles
+from tests.support.servers import ROOT, Server
 
 SGLANG = DIALECTS["sglang"]
-NAME = "tiny"
+NAME = real.NAME
 ADMIN_KEY = "an-admin-key-of-this-test"
 PAGE = 4
-START_SECONDS = 180.0
-"""Three interpreters import SGLang; on a busy machine that has taken 90 s."""
+START_SECONDS = real.START_SECONDS
 TOKENS = 8192
 """What the KV cache holds."""
 
@@ -46,18 +46,13 @@ ENGINE = (
 
 def environment() -> dict[str, str]:
     """What a process with a CPU SGLang in it needs."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smg-grpc-servicer"
     path = (ROOT / "tests" / "support" / "sglang_cpu", ROOT, ROOT / "src")
     return {
         "PYTHONPATH": os.pathsep.join(map(str, path)),
-        "HF_HUB_OFFLINE": "1",
-        # A server is three interpreters; compiling what they import takes each half a minute.
-        "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": str(cache / "bytecode"),
+        **real.ENVIRONMENT,
         "SGLANG_USE_CPU_ENGINE": "1",
         # Each rank of several is bound to processors of its own.
         "SGLANG_CPU_OMP_THREADS_BIND": "0|0",
-        "OMP_NUM_THREADS": "1",
         # Compiling what penalties need takes longer than all that is asked here.
         "TORCHDYNAMO_DISABLE": "1",
         "CUDA_VISIBLE_DEVICES": "",
@@ -68,11 +63,7 @@ async def run_module(
     *command: str, seconds: float = START_SECONDS, env: dict[str, str] | None = None
 ) -> None:
     """`python -m` of something that needs SGLang, to its end."""
-    process = Process([sys.executable, "-m", *command], environment() | (env or {}))
-    try:
-        assert await process.exit_code(seconds) == 0, process.log
-    finally:
-        await asyncio.to_thread(process.end)
+    await real.run_module(environment() | (env or {}), *command, seconds=seconds)
 
 
 @asynccontextmanager
@@ -82,28 +73,14 @@ async def started(
     """SGLang's launcher, as people type it; not waited for, and gone after the block."""
     # SGLang derives other ports from its own, some of them 10,000 higher.
     free, sidecar = (auto.free_ports(1) for _ in range(2))
-    server = Server(
-        [
-            sys.executable, "-m", "sglang.launch_server", "--model-path", str(model),
-            "--smg-grpc-mode", "--host", "127.0.0.1", "--port", str(port or free),
-            "--smg-http-sidecar-port", str(sidecar), *flags,
-        ],
-        environment() | (env or {}),
-    )  # fmt: skip
-    server.sidecar = sidecar  # type: ignore[attr-defined]
-    try:
+    launch = [
+        sys.executable, "-m", "sglang.launch_server", "--model-path", str(model),
+        "--smg-grpc-mode", "--host", "127.0.0.1", "--port", str(port or free),
+        "--smg-http-sidecar-port", str(sidecar), *flags,
+    ]  # fmt: skip
+    async with real.started(launch, environment() | (env or {})) as server:
+        server.sidecar = sidecar  # type: ignore[attr-defined]
         yield server
-    finally:
-        await end(server)
-
-
-async def end(server: Server) -> None:
-    """It and all its processes, whatever they are doing."""
-    family = descendants(server.pid)
-    await asyncio.to_thread(server.end)
-    for pid in family:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @asynccontextmanager
@@ -111,29 +88,13 @@ async def serving(
     model: Path, *flags: str, env: dict[str, str] | None = None
 ) -> AsyncIterator[Server]:
     """The same, SERVING; it is stopped as an operator would."""
-    async with started(model, *flags, env=env) as server:
-        await server.ready(SGLANG.service, START_SECONDS)
+    async with started(model, *flags, env=env) as server, real.up(server, SGLANG.service):
         yield server
-        if server.running:
-            assert await server.stop(60) == 0, server.log
-
-
-def descendants(pid: int) -> list[int]:
-    """Its children and theirs, parents first; Linux."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, task.read_text().split()):
-                found += [child, *descendants(child)]
-    return found
 
 
 def scheduler(server: Server) -> int:
     """The process in which SGLang schedules; the first of several."""
-    for pid in descendants(server.pid):
-        if b"sglang::scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return pid
-    raise AssertionError(f"no scheduler under {server.pid}:\n{server.log}")
+    return real.titled(server, b"sglang::scheduler")
 
 
 async def spawned(server: Server, seconds: float = 30.0) -> int:
@@ -147,9 +108,4 @@ async def spawned(server: Server, seconds: float = 30.0) -> int:
 
 
 def _spawned(pid: int) -> list[int]:
-    found = []
-    for child in descendants(pid):
-        with suppress(OSError):
-            if b"--multiprocessing-fork" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(child)
-    return found
+    return [each for each, title in titles(pid).items() if b"--multiprocessing-fork" in title]

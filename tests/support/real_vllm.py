@@ -6,26 +6,22 @@ distribution named `vllm`, and for "cpu" in it: a folder on PYTHONPATH has one, 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 from smg_grpc_servicer.testing.dialects import DIALECTS
+from tests.support import real
 from tests.support.servers import ROOT, Process, Server
-from tests.support.vllm_wheels import CACHE
 
 VLLM = DIALECTS["vllm"]
-NAME = "tiny"
+NAME = real.NAME
 CONTEXT = 1024
 SEQUENCES = 32
-START_SECONDS = 180.0
-"""Three interpreters import vLLM one after another; on a busy machine that has taken 119 s."""
 
 CONSTRAINTS = {"backend": "xgrammar", "disable_any_whitespace": True}
 
@@ -54,26 +50,18 @@ def environment(home: Path) -> dict[str, str]:
     path = (str(ROOT), str(ROOT / "src"), str(info.parent), os.environ.get("PYTHONPATH", ""))
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        "HF_HUB_OFFLINE": "1",
-        # An engine is four interpreters; compiling what they import takes each half a minute.
-        "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": str(CACHE / "bytecode"),
+        **real.ENVIRONMENT,
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(home / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the least there is
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
     }
 
 
-async def run_module(home: Path, *command: str, seconds: float = START_SECONDS) -> None:
+async def run_module(home: Path, *command: str, seconds: float = real.START_SECONDS) -> None:
     """`python -m` of something that needs vLLM, to its end."""
-    process = Process([sys.executable, "-m", *command], environment(home))
-    try:
-        assert await process.exit_code(seconds) == 0, process.log
-    finally:
-        await asyncio.to_thread(process.end)
+    await real.run_module(environment(home), *command, seconds=seconds)
 
 
 def command() -> str:
@@ -81,27 +69,13 @@ def command() -> str:
     return str(Path(sys.executable).with_name("vllm"))
 
 
-@asynccontextmanager
-async def started(
+def started(
     home: Path, model: Path, *flags: str, env: dict[str, str] | None = None
-) -> AsyncIterator[Server]:
+) -> AbstractAsyncContextManager[Server]:
     """`vllm serve`, as people type it, on a free port; not waited for, and gone after the block."""
     here = ("--host", "127.0.0.1", "--port", "0")
     launch = [command(), "serve", str(model), "--grpc", *here, *flags]
-    server = Server(launch, environment(home) | (env or {}))
-    try:
-        yield server
-    finally:
-        await end(server)
-
-
-async def end(server: Process) -> None:
-    """It and all its processes, whatever they are doing."""
-    family = descendants(server.pid)
-    await asyncio.to_thread(server.end)
-    for pid in family:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    return real.started(launch, environment(home) | (env or {}))
 
 
 @asynccontextmanager
@@ -109,31 +83,10 @@ async def serving(
     home: Path, model: Path, *flags: str, env: dict[str, str] | None = None
 ) -> AsyncIterator[Server]:
     """The same, SERVING; it is stopped as an operator would."""
-    async with started(home, model, *flags, env=env) as server:
-        await server.ready(VLLM.service, START_SECONDS)
+    async with started(home, model, *flags, env=env) as server, real.up(server, VLLM.service):
         yield server
-        if server.running:
-            assert await server.stop(60) == 0, server.log
-
-
-def descendants(pid: int) -> list[int]:
-    """Its children and theirs, parents first; Linux."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, task.read_text().split()):
-                found += [child, *descendants(child)]
-    return found
 
 
 def engine_core(server: Process) -> int:
     """The process in which vLLM schedules, below `server`."""
-    for pid, title in titles(server).items():
-        if b"EngineCore" in title:
-            return pid
-    raise AssertionError(f"no engine core under {server.pid}:\n{server.log}")
-
-
-def titles(server: Process) -> dict[int, bytes]:
-    """What the processes below `server` call themselves."""
-    return {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(server.pid)}
+    return real.titled(server, b"EngineCore")

@@ -24,6 +24,8 @@ import grpc
 from tests.support.dial import SERVING, watch
 
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smg-grpc-servicer"
+"""What outlives a run."""
 MLX = "smg_grpc_servicer.mlx"
 MLX_SERVICE = "mlx.grpc.engine.MlxEngine"
 LISTENING = r"listening on grpcs?://(\S+?)[\"\s]"

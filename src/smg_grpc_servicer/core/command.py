@@ -63,8 +63,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         flags = [flag for action in self._actions for flag in action.option_strings]
-        wrong = next((word for word in message.split() if word.startswith("--")), "")
-        near = difflib.get_close_matches(wrong.partition("=")[0], flags, 1)
+        words = (word.partition("=")[0].rstrip(":") for word in message.split())
+        wrong = next((word for word in words if word.startswith("--")), "")
+        near = difflib.get_close_matches(wrong, flags, 1)
         hint = f"; did you mean {near[0]}?" if near and near[0] != wrong else "; see --help"
         write_error(f"error: {message}{hint}\n")
         self.exit(2)

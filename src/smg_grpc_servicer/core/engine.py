@@ -65,6 +65,12 @@ class Engine(ABC):
         request. When it is cancelled, `abort` follows and must find whatever was begun.
         """
 
+    def waits_with(self, spec: GenerateSpec) -> bool:
+        """Whether `submit` may wait for somebody else: it is cancelled then, not waited for, when
+        the request is aborted or cut meanwhile. Watching for that costs a request two tasks.
+        """
+        return False
+
     @abstractmethod
     def abort(self, request_id: str) -> None:
         """Stop a request that was submitted. Returns at once, never raises, may come twice."""

@@ -92,7 +92,10 @@ def _runner(event_loop: str) -> Callable[[Coroutine[Any, Any, int]], int]:
         return asyncio.run
     if importlib.util.find_spec("uvloop") is None:
         if event_loop == "uvloop":
-            raise ConfigError("--event-loop: got 'uvloop', which is not installed")
+            raise ConfigError(
+                "--event-loop: got 'uvloop', which is not installed; allowed: auto or asyncio, or "
+                'uvloop after pip install "smg-grpc-servicer[uvloop]"'
+            )
         return asyncio.run
     import uvloop
 

@@ -204,9 +204,9 @@ class GrpcServer:
             seconds = min(seconds, options.exit_on_engine_death_seconds)
         board.draining()
         if board.in_flight:
-            log.info("draining %d requests for up to %g s", board.in_flight, seconds)
+            log.info("draining: %d in flight, for up to %g s", board.in_flight, seconds)
         if not await self._until(lambda: board.in_flight == 0, seconds):
-            log.warning("the drain is over with %d requests unfinished", board.in_flight)
+            log.warning("the drain is over, %d unfinished", board.in_flight)
         # Calls that have arrived but not reached their handler would end CANCELLED; they get
         # their UNAVAILABLE first.
         await asyncio.sleep(LAME_DUCK)

@@ -205,7 +205,11 @@ class CoreServicer(ControlBodies):
         ticket.phase = Phase.SUBMITTING
         self._owe(ticket)
         try:
-            await self.engine.submit(spec, ticket.mailbox)
+            submitting = self.engine.submit(spec, ticket.mailbox)
+            if self.engine.waits_with(spec):
+                await _unless_ended(submitting, ticket.mailbox)
+            else:
+                await submitting
         except Exception:
             ticket.phase = Phase.OVER
             raise

@@ -62,7 +62,8 @@ class Setting(Generic[T]):
         if self.required:
             notes.append("required")
         elif self.default is not None:
-            notes.append(f"default: {self.show(self.default)}")
+            # A default is public, also that of a secret.
+            notes.append(f"default: {self.parse.show(self.default)}")
         if self.env:
             notes.append(f"env: {self.env}")
         return f"{self.help} ({'; '.join(notes)})" if notes else self.help
@@ -206,8 +207,9 @@ def _parse(setting: Setting[Any], where: str, text: str) -> object:
         return setting.parse(text)
     except (ValueError, OverflowError) as error:
         reason = str(error)
-        # int() and float() only repeat the value, and no reason may repeat a secret.
-        if setting.secret or reason.startswith(("invalid literal", "could not convert")):
+        # Some only repeat the value, and no reason may repeat a secret.
+        repeats = ("invalid literal", "could not convert", repr(text))
+        if setting.secret or reason.startswith(repeats):
             reason = ""
         got = HIDDEN if setting.secret else repr(text)
         detail = f" ({reason})" if reason else ""

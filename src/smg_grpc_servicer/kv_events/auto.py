@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.settings import Settings
+from smg_grpc_servicer.kv_events.settings import switch
 
 log = logging.getLogger(__name__)
 
-OFF = ("0", "false", "no", "off")
 ATTEMPTS = 32
 FIRST_PORT = 10_000
 LAST_PORT = 32_768
@@ -55,11 +56,6 @@ class Publisher:
         }
 
 
-def variable(engine: str) -> str:
-    """What switches it off."""
-    return f"SMG_{engine.upper()}_SERVICER_KV_EVENTS"
-
-
 def publisher(
     engine: str,
     ranks: int,
@@ -71,12 +67,11 @@ def publisher(
 
     :param ranks: data-parallel ranks that publish, counted over all machines.
     :param ipc: whether this engine's publisher takes an ipc endpoint.
-    :raises ConfigError: no ports are free.
+    :raises ConfigError: no ports are free, or the switch has an unknown word.
     """
-    env = os.environ if environ is None else environ
-    off = variable(engine)
-    if env.get(off, "").strip().lower() in OFF:
-        log.info("KV events are off (%s)", off)
+    setting = switch(engine)
+    if not Settings(setting).resolve(environ=environ).get_value(setting):
+        log.info("KV events are off (%s)", setting.env)
         return None
     made = _over_ipc() if ipc and ranks == 1 else None
     if made is None:
@@ -84,9 +79,9 @@ def publisher(
         made = Publisher(f"tcp://127.0.0.1:{first}", f"tcp://127.0.0.1:{first + ranks}")
     log.info(
         "KV events are on for cache-aware routing: %s, on this machine only; "
-        "--kv-events-config sets another publisher, %s=0 none",
+        "--kv-events-config sets another publisher, %s=off none",
         made.endpoint,
-        off,
+        setting.env,
     )
     return made
 

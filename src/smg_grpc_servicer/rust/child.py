@@ -35,6 +35,7 @@ def start(
     Call it on the thread that lives as long as this process: the kernel tells the child of the
     thread's end.
     """
+    guard.hear_of_children()
     with tempfile.TemporaryFile() as file:
         # In two parts: the modules of the second are found through the first.
         pickle.dump(sys.path, file)

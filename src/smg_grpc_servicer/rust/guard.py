@@ -46,6 +46,12 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+def hear_of_children() -> None:
+    """Who ignores SIGCHLD never hears that a child has ended, nor how; it is inherited."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def fork(parent: int, grace: float) -> None:
     """Comes back as the engine; what was the process before guards it, and ends as it did.
 
@@ -53,6 +59,7 @@ def fork(parent: int, grace: float) -> None:
     engine has `grace` seconds to end by itself.
     """
     guard = os.getpid()
+    hear_of_children()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
     die_with(parent, signal.SIGCONT)
     family = Family()

@@ -128,6 +128,15 @@ class SglangEngine(Engine):
 
     # Requests.
 
+    def waits_with(self, spec: GenerateSpec) -> bool:
+        """For an adapter that has to come back, for encoders, for its turn."""
+        return (
+            spec.lora_id is not None
+            or spec.media is not None
+            or spec.references is not None
+            or self._turns is not None
+        )
+
     async def submit(self, spec: GenerateSpec, out: Mailbox) -> None:
         if self._leftover is not None:
             self._leftover.somebody_came()

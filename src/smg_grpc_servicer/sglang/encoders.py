@@ -12,17 +12,22 @@ import asyncio
 import inspect
 import logging
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from threading import Event
 from typing import Any
 
-from smg_grpc_servicer.core.errors import ConfigError, Unavailable
+from smg_grpc_servicer.core.errors import ConfigError, Exhausted, Unavailable
 from smg_grpc_servicer.core.payloads import MediaReferences
 
 log = logging.getLogger(__name__)
 
+Encode = Callable[..., Coroutine[Any, Any, Any]]
+
 TO_THIS_PROCESS = "zmq_to_tokenizer"
+MOST = 512
+"""Choices that are sent to encoders at once: SGLang's receiver has a thread for each, and keeps it
+when the client has gone, as long as an encoder says nothing."""
 
 
 class Encoders:
@@ -38,6 +43,8 @@ class Encoders:
         self._receiver = receiver
         self._here = backend == TO_THIS_PROCESS
         self._processor = processor
+        self._under_way: set[str] = set()
+        """Choices that a thread of the receiver's works on."""
         self.close = close
 
     @classmethod
@@ -54,6 +61,7 @@ class Encoders:
             EncoderBootstrapServer,
             create_mm_receiver,
         )
+        from sglang.srt.environ import envs
 
         urls = list(config.encoder_urls)
         registry = EncoderBootstrapServer(
@@ -74,7 +82,24 @@ class Encoders:
                 f"--encoder-transfer-backend: got {backend}; allowed with gRPC encoders on this "
                 f"SGLang: {TO_THIS_PROCESS}"
             )
-        return cls(receiver, backend, processor, registry.close)
+        made = cls(receiver, backend, processor, registry.close)
+        receiver.encode = made.watched(receiver.encode, envs.SGLANG_ENCODER_RECV_TIMEOUT.get())
+        return made
+
+    def watched(self, encode: Encode, seconds: float) -> Encode:
+        """`encode`, which ends when nobody waits for the media any more: after 3 minutes, unless
+        the operator says otherwise, where its own bound is half an hour.
+        """
+
+        async def watched(req_id: str, *args: Any, **named: Any) -> Any:
+            try:
+                return await asyncio.wait_for(encode(req_id, *args, **named), seconds)
+            except asyncio.TimeoutError:
+                raise TimeoutError(f"no encoder has answered in {seconds:g} s") from None
+            finally:
+                self._under_way.discard(req_id)
+
+        return watched
 
     async def encoded(self, references: MediaReferences, request: Any) -> None:
         """Before any choice is sent: put what was made of the media into the request, where it
@@ -103,18 +128,28 @@ class Encoders:
         :param forward: sends the scheduler word that this failed; called on the loop.
         :return: to be set once the request has been sent; None when nothing is to be waited for.
         :raises Unavailable: there is no encoder.
+        :raises Exhausted: they have too much to do.
         """
         if self._here:
             return None
         loop = asyncio.get_running_loop()
 
         def failed(error: Any) -> None:
+            self._under_way.discard(error.rid)
             log.warning("the media of request %r were not encoded: %s", error.rid, error.error_msg)
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(forward, error)
 
+        if len(self._under_way) >= MOST:
+            raise Exhausted(f"{MOST} requests wait for the encoders already")
         asked = _asked(references, request)
-        sent: Event | None = self._receiver.send_encode_request(asked, on_dispatch_error=failed)
+        self._under_way.add(request.rid)
+        sent: Event | None = None
+        try:
+            sent = self._receiver.send_encode_request(asked, on_dispatch_error=failed)
+        finally:
+            if sent is None:
+                self._under_way.discard(request.rid)
         if sent is None:
             raise Unavailable("the media cannot be encoded: no encoder is there")
         request.need_wait_for_mm_inputs = True

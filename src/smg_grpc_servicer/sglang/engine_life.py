@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from smg_grpc_servicer.core.requests import RequestTable
 from smg_grpc_servicer.core.types import EmbedSpec, GenerateSpec, KvTransfer, Sampling
 from smg_grpc_servicer.sglang.adapter import SglangEngine
+from smg_grpc_servicer.sglang.facts import num_ranks
 from smg_grpc_servicer.sglang.parts import Front, Parts
 from smg_grpc_servicer.sglang.processes import Ranks, RanksFailed
 from smg_grpc_servicer.sglang.request_manager import RequestManager
@@ -78,7 +79,8 @@ class EngineLife:
         launched = await self._ranks.start()
         front: Front = launched.front
         parts, ready = front.parts, launched.infos[0]
-        manager = RequestManager(front.sockets, num_ranks=_ranks(parts), on_dead=self._lost)
+        ranks = num_ranks(parts.config)
+        manager = RequestManager(front.sockets, num_ranks=ranks, on_dead=self._lost)
         self._manager = manager
         await manager.start()
         self._served = self._serve(manager, parts, ready)
@@ -154,12 +156,6 @@ class EngineLife:
         from sglang.srt.arg_groups.model_override_base import resolving_view
 
         return resolving_view(self._server_args)
-
-
-def _ranks(parts: Parts) -> int:
-    from smg_grpc_servicer.sglang.facts import num_ranks
-
-    return num_ranks(parts.config)
 
 
 async def _probe(engine: SglangEngine, role: str) -> None:

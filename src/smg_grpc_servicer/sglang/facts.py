@@ -134,21 +134,22 @@ def grammar_backend(config: Any) -> str:
     return "none" if config.skip_tokenizer_init else str(config.grammar_backend or "xgrammar")
 
 
-def item_limits(limits: object) -> str:
-    """`audio=1,image=8`: the positive whole numbers of `--limit-mm-data-per-request`."""
+def media_items(limits: object) -> dict[str, int]:
+    """Most media of a request by kind: what is a count of `--limit-mm-data-per-request`."""
     if isinstance(limits, str):
         try:
             limits = json.loads(limits)
         except ValueError:
-            return ""
+            return {}
     if not isinstance(limits, Mapping):
-        return ""
-    found = []
-    for name in MODALITIES:
-        count = limits.get(name)
-        if isinstance(count, int) and not isinstance(count, bool) and count > 0:
-            found.append(f"{name}={count}")
-    return ",".join(found)
+        return {}
+    found = {name: limits.get(name) for name in MODALITIES}
+    return {name: most for name, most in found.items() if type(most) is int and most >= 0}
+
+
+def item_limits(limits: object) -> str:
+    """`audio=1,image=8`, as the gateway reads it: of those, the ones that are not zero."""
+    return ",".join(f"{name}={most}" for name, most in media_items(limits).items() if most)
 
 
 def _window(bounds: Mapping[int, int], ranks: int, groups: int) -> int | None:

@@ -6,11 +6,11 @@ Who launches fills it (`Limits.of` reads SGLang's own records); the adapter only
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from smg_grpc_servicer.core.payloads import Adapter
-from smg_grpc_servicer.sglang.facts import num_ranks
+from smg_grpc_servicer.sglang.facts import media_items, num_ranks
 from smg_grpc_servicer.sglang.media_grid import GridRule
 
 _HIDDEN_STATES = ("off", "last", "full")
@@ -48,6 +48,8 @@ class Limits:
     """The model takes images."""
     language_only: bool = False
     """`--language-only`: encoders of their own see the images."""
+    media_items: Mapping[str, int] = field(default_factory=dict)
+    """`--limit-mm-data-per-request`: most media of a request, by kind."""
     grid: GridRule | None = None
     """What it says of their patches, if it counts them in a grid."""
     drafts_per_step: int | None = None
@@ -80,6 +82,7 @@ class Limits:
             hidden_size=model_config.hidden_size,
             media=bool(model_config.is_multimodal),
             language_only=bool(args.language_only),
+            media_items=media_items(args.limit_mm_data_per_request),
             grid=GridRule.of(model_config),
             drafts_per_step=drafts - 1 if drafts else None,
             traced=bool(args.enable_trace),

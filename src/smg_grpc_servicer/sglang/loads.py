@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,8 @@ class LoadReader:
         self._snapshots = snapshots
         self._close = close
         self._thread = ThreadPoolExecutor(1, "sglang-loads")
-        self._reading: asyncio.Future[Sequence[Any]] | None = None
+        self._reading: Future[Sequence[Any]] | None = None
+        self._began = 0.0
         self.bounds: dict[int, int] = {}
         """Most requests a rank runs at once, by rank, as far as they were published."""
         self.reported: float | None = None
@@ -71,12 +72,10 @@ class LoadReader:
 
     async def read(self) -> list[Load]:
         """:raises DeadlineExceeded: the file is locked for too long."""
-        if self._reading is None or self._reading.done():
-            loop = asyncio.get_running_loop()
-            self._reading = loop.run_in_executor(self._thread, self._snapshots)
-            self._reading.add_done_callback(_ignore)
+        reading = asyncio.wrap_future(self._begin())
+        reading.add_done_callback(_ignore)
         try:
-            found = await asyncio.wait_for(asyncio.shield(self._reading), READ_SECONDS)
+            found = await asyncio.wait_for(asyncio.shield(reading), READ_SECONDS)
         except asyncio.TimeoutError:
             raise DeadlineExceeded(
                 f"the load reports could not be read in {READ_SECONDS:g} s"
@@ -95,11 +94,20 @@ class LoadReader:
         report's own time is told, so it does not matter how late somebody looks.
         """
         try:
-            found = self._thread.submit(self._snapshots).result(GLANCE_SECONDS)
+            # Of a reading that hangs, only the first to ask waits: the loop stands still meanwhile.
+            reading = self._begin()
+            found = reading.result(max(0.0, self._began + GLANCE_SECONDS - time.monotonic()))
         except Exception:
             log.debug("the load reports cannot be read", exc_info=True)
             return None
         return _newest(found)
+
+    def _begin(self) -> Future[Sequence[Any]]:
+        """The one that is under way, or a new one: behind one that hangs they would pile up."""
+        if self._reading is None or self._reading.done():
+            self._began = time.monotonic()
+            self._reading = self._thread.submit(self._snapshots)
+        return self._reading
 
     def close(self) -> None:
         """Off the loop; a reading that hangs is left behind."""

@@ -15,7 +15,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from smg_grpc_servicer.core.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from smg_grpc_servicer.core.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    Unavailable,
+)
 from smg_grpc_servicer.core.payloads import Adapter
 from smg_grpc_servicer.sglang.limits import Limits
 
@@ -110,7 +115,12 @@ class AdapterTable:
         task: asyncio.Task[str] = asyncio.ensure_future(work)
         self._work.add(task)
         task.add_done_callback(self._done)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise Unavailable("the server stops, its adapters do not change any more") from None
+            raise
 
     def _done(self, task: asyncio.Task[str]) -> None:
         self._work.discard(task)

@@ -6,12 +6,12 @@ here, not the scheduler. `build` copies (torch does not own a message's bytes): 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 from smg_grpc_servicer.core.errors import InvalidArgument
-from smg_grpc_servicer.core.payloads import Media, Tensor
+from smg_grpc_servicer.core.payloads import Media, MediaReferences, Tensor
 from smg_grpc_servicer.sglang.media_processor import positions
 
 WIDTHS = {
@@ -25,6 +25,12 @@ WIDTHS = {
     "bool": 1,
 }
 MODALITIES = ("image", "video", "audio")
+MOST_DIMENSIONS = 8
+"""No model has more; the product of a million numbers would hold up the loop."""
+SCHEMES = ("http://", "https://", "data:")
+"""Of references. SGLang's encoders take any other text for a file of their machine."""
+_WIDENED = {"uint32": "int64"}
+"""SGLang's unpickler ends over torch's uint32, and next to no operator takes it."""
 
 
 def check(media: Media, prompt_length: int) -> None:
@@ -52,11 +58,36 @@ def check(media: Media, prompt_length: int) -> None:
             )
 
 
+def check_references(references: MediaReferences, most: Mapping[str, int]) -> None:
+    """:param most: of a request, by kind of media; a kind that is not named has no limit."""
+    for kind in MODALITIES:
+        field, urls = f"mm_inputs.{kind}_urls", getattr(references, f"{kind}s")
+        check_count(field, kind, len(urls), most)
+        for at, url in enumerate(urls):
+            if not url.startswith(SCHEMES):
+                # What it is instead stays here: a path, or a name and a password.
+                raise InvalidArgument(f"{field}[{at}]", "must be an http, https or data URL")
+
+
+def check_count(field: str, kind: str, count: int, most: Mapping[str, int]) -> None:
+    limit = most.get(kind)
+    if limit is not None and count > limit:
+        raise InvalidArgument(
+            field,
+            f"{count} are more than --limit-mm-data-per-request allows of {kind}: {limit}",
+        )
+
+
 def _check(field: str, tensor: Tensor) -> None:
     width = WIDTHS.get(tensor.dtype)
     if width is None:
         raise InvalidArgument(
             f"{field}.dtype", f"must be of {', '.join(WIDTHS)}, got {tensor.dtype!r}"
+        )
+    if len(tensor.shape) > MOST_DIMENSIONS:
+        raise InvalidArgument(
+            f"{field}.shape",
+            f"must have at most {MOST_DIMENSIONS} dimensions, got {len(tensor.shape)}",
         )
     expected = prod(tensor.shape) * width
     if len(tensor.data) != expected:
@@ -91,7 +122,10 @@ def build(media: Media, prompt: Sequence[int], processor: Any) -> Any:
 def _tensor(tensor: Tensor) -> Any:
     import torch
 
-    if not tensor.data:
-        return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
-    flat = torch.frombuffer(bytearray(tensor.data), dtype=getattr(torch, tensor.dtype))
-    return flat.reshape(tensor.shape)
+    dtype = getattr(torch, tensor.dtype)
+    if tensor.data:
+        made = torch.frombuffer(bytearray(tensor.data), dtype=dtype).reshape(tensor.shape)
+    else:
+        made = torch.empty(tensor.shape, dtype=dtype)
+    wider = _WIDENED.get(tensor.dtype)
+    return made if wider is None else made.to(getattr(torch, wider))

@@ -7,17 +7,19 @@ over one that fits none of them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from smg_grpc_servicer.core.errors import InvalidArgument
-from smg_grpc_servicer.core.payloads import Media
+from smg_grpc_servicer.core.payloads import Media, Tensor
+from smg_grpc_servicer.sglang.media import check_count
 
 _TENSORS = "mm_inputs.model_specific_tensors"
 _PLACES = "mm_inputs.mm_placeholders"
-_CODES = {"int64": "q", "int32": "i"}
+_GRID = "_grid_thw"
+_CODES = {"int64": "q", "int32": "i", "uint32": "I"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,13 @@ class GridRule:
             tuple((kind, token) for kind, token in tokens if token is not None),
         )
 
-    def check(self, media: Media, prompt: Sequence[int]) -> None:
-        """:raises InvalidArgument: naming the field."""
+    def check(self, media: Media, prompt: Sequence[int], most: Mapping[str, int]) -> None:
+        """:param most: of a request, by kind of media.
+
+        :raises InvalidArgument: naming the field.
+        """
         grid = self._grid(media)
+        check_count(_PLACES, media.modality, len(grid), most)
         shape = media.pixels.shape
         patches = sum(prod(row) for row in grid)
         if len(shape) != 2 or shape[0] != patches or self.row not in (None, shape[1]):
@@ -80,21 +86,45 @@ class GridRule:
             )
 
     def _grid(self, media: Media) -> list[tuple[int, int, int]]:
-        name = f"{media.modality}_grid_thw"
+        name = f"{media.modality}{_GRID}"
         field, sent = f"{_TENSORS}[{name!r}]", media.tensors.get(name)
         if sent is None:
             raise InvalidArgument(field, "is required by this model")
-        code = _CODES.get(sent.dtype)
-        if code is None or len(sent.shape) != 2 or sent.shape[1] != 3 or not sent.shape[0]:
-            raise InvalidArgument(
-                field, f"must be int64 in rows of three, got {sent.dtype} of {list(sent.shape)}"
-            )
-        cells = struct.unpack(f"<{prod(sent.shape)}{code}", sent.data)
-        grid = list(zip(cells[::3], cells[1::3], cells[2::3], strict=True))
+        others = [other for other in media.tensors if other.endswith(_GRID) and other != name]
+        if others:
+            # Some processors read it whatever the media are of.
+            raise InvalidArgument(_TENSORS, f"{others[0]!r} beside media of {media.modality}")
+        grid = _rows(field, sent)
         for row in grid:
-            if min(row) < 1 or row[1] % self.merge or row[2] % self.merge:
+            if row[1] % self.merge or row[2] % self.merge:
                 raise InvalidArgument(
-                    field,
-                    f"must be positive, its sides multiples of {self.merge}, got {list(row)}",
+                    field, f"must have sides that are multiples of {self.merge}, got {list(row)}"
                 )
         return grid
+
+
+def check_sizes(media: Media) -> None:
+    """Of a model without a rule: what positions are made of cannot be larger than the media."""
+    for name, sent in media.tensors.items():
+        if name.endswith(_GRID):
+            field = f"{_TENSORS}[{name!r}]"
+            patches = sum(prod(row) for row in _rows(field, sent))
+            if patches > len(media.pixels.data):
+                raise InvalidArgument(
+                    field, f"{patches} patches of {len(media.pixels.data)} bytes of media"
+                )
+
+
+def _rows(field: str, sent: Tensor) -> list[tuple[int, int, int]]:
+    """:raises InvalidArgument: not rows of three positive numbers."""
+    code = _CODES.get(sent.dtype)
+    if code is None or len(sent.shape) != 2 or sent.shape[1] != 3 or not sent.shape[0]:
+        raise InvalidArgument(
+            field, f"must be int64 in rows of three, got {sent.dtype} of {list(sent.shape)}"
+        )
+    cells = struct.unpack(f"<{prod(sent.shape)}{code}", sent.data)
+    grid = list(zip(cells[::3], cells[1::3], cells[2::3], strict=True))
+    for row in grid:
+        if min(row) < 1:
+            raise InvalidArgument(field, f"must be positive, got {list(row)}")
+    return grid

@@ -18,7 +18,6 @@ from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.options import (
     EVENT_LOOP,
     HOST,
-    LOG_FORMAT,
     LOG_LEVEL,
     PORT,
     TLS_CERT,
@@ -28,6 +27,7 @@ from smg_grpc_servicer.core.options import (
     server_settings,
 )
 from smg_grpc_servicer.core.settings import Setting, Settings, Values
+from smg_grpc_servicer.kv_events.settings import HISTORY, switch
 from smg_grpc_servicer.warmup.setting import WarmUpBudget, warm_up_setting
 
 SGLANG_EXIT_SECONDS = 20.0
@@ -48,7 +48,7 @@ PREFIX = "smg_servicer_"
 WARM_UP = warm_up_setting("sglang")
 
 _TLS = {TLS_CERT: "ssl_certfile", TLS_KEY: "ssl_keyfile", TLS_CLIENT_CA: "ssl_ca_certs"}
-_LAUNCHERS = (LOG_LEVEL, LOG_FORMAT, EVENT_LOOP)
+_LAUNCHERS = (LOG_LEVEL, EVENT_LOOP)
 """What the launcher has decided before we are asked."""
 _SGLANGS = frozenset({HOST.name, PORT.name, *(setting.name for setting in _TLS)})
 """What SGLang has a flag of its own for."""
@@ -73,7 +73,7 @@ def settings(*, flags: bool = True) -> Settings:
     :param flags: ours are on the parser; without it (`plugin` was left out) no fault names them.
     """
     made = []
-    for setting in (*server_settings("sglang"), SERVICER_IMPL, WARM_UP):
+    for setting in (*server_settings("sglang"), SERVICER_IMPL, WARM_UP, switch("sglang"), *HISTORY):
         if setting.name in _SGLANGS:
             made.append(replace(setting, env=None))  # our variables do not speak into its flags
         elif setting not in _LAUNCHERS:

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smg_grpc_servicer.core.errors import FailedPrecondition, InvalidArgument
-from smg_grpc_servicer.core.payloads import Media
 from smg_grpc_servicer.core.types import (
     Constraint,
     EmbedSpec,
@@ -24,7 +23,7 @@ from smg_grpc_servicer.core.types import (
     ModelFacts,
     Sampling,
 )
-from smg_grpc_servicer.sglang import media, overflow
+from smg_grpc_servicer.sglang import media, media_grid, overflow
 from smg_grpc_servicer.sglang.limits import Limits
 
 _CONSTRAINTS: Mapping[str, str] = {
@@ -98,8 +97,8 @@ class RequestBuilder:
         rank = self._rank(spec.rank, more.get("bootstrap_room"))
         if rank is not None:
             more["routed_dp_rank"] = rank
-        if spec.media is not None:
-            self._check_media(spec.media, spec.prompt)
+        if spec.media is not None or spec.references is not None:
+            self._check_media(spec)
         filled: dict[str, Any] = {
             "input_text": "",
             "input_ids": array("q", spec.prompt),
@@ -248,17 +247,26 @@ class RequestBuilder:
                 _PROMPT, f"the prompt has {count} tokens and the engine takes fewer than {most}"
             )
 
-    def _check_media(self, sent: Media, prompt: Sequence[int]) -> None:
-        if not self._limits.media:
+    def _check_media(self, spec: GenerateSpec) -> None:
+        limits, sent = self._limits, spec.media
+        if spec.input_embeds:
+            raise InvalidArgument("mm_inputs", "cannot stand in a prompt of input_embeds")
+        if spec.references is not None:
+            media.check_references(spec.references, limits.media_items)
+        if sent is None:
+            return
+        if not limits.media:
             raise InvalidArgument("mm_inputs", "the model takes text only")
-        if self._limits.language_only:
+        if limits.language_only:
             raise InvalidArgument(
                 "mm_inputs.pixel_values",
                 "this server has the language model alone (--language-only): send references",
             )
-        media.check(sent, len(prompt))
-        if self._limits.grid is not None:
-            self._limits.grid.check(sent, prompt)
+        media.check(sent, len(spec.prompt))
+        if limits.grid is None:
+            media_grid.check_sizes(sent)
+        else:
+            limits.grid.check(sent, spec.prompt, limits.media_items)
 
     def _embeds(self, spec: GenerateSpec) -> list[list[float]]:
         width, flat = self._limits.hidden_size, spec.input_embeds

@@ -15,19 +15,21 @@ from typing import Any
 
 from smg_grpc_proto.generated import sglang_scheduler_pb2, sglang_scheduler_pb2_grpc
 
-from smg_grpc_servicer.core import tracing
+from smg_grpc_servicer.core import logs, tracing
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.late import LateService
 from smg_grpc_servicer.core.metrics import Metrics, RecordedMetrics
-from smg_grpc_servicer.core.options import COALESCE_SECONDS, MAX_CHUNK_TOKENS, STALL
+from smg_grpc_servicer.core.options import COALESCE_SECONDS, LOG_FORMAT, MAX_CHUNK_TOKENS, STALL
 from smg_grpc_servicer.core.process import leave_at_exit, print_config_error
 from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.kv_events import auto
 from smg_grpc_servicer.kv_events.cursor import too_early
-from smg_grpc_servicer.sglang import overflow, plugin, releases
+from smg_grpc_servicer.sglang import kv_events, overflow, plugin, processes, releases
+from smg_grpc_servicer.sglang.engine_life import EngineLife
 from smg_grpc_servicer.sglang.options import Plan, as_written, plan
+from smg_grpc_servicer.sglang.servicer import SGLangSchedulerServicer
 from smg_grpc_servicer.sglang.wire import SglangWire
 
 log = logging.getLogger(__name__)
@@ -64,10 +66,16 @@ async def serve_grpc(
         code = await serve_it(server_args)
     except ConfigError as error:
         print_config_error(as_written(error))
-        raise SystemExit(2) from None
+        code = 2
     leave_at_exit("sglang", code)
     if code:
         raise SystemExit(code)
+
+
+def _settle_log(asked: Plan, config: Any) -> None:
+    """Our lines in the form that was asked for, SGLang's in its own; by default it prints both."""
+    if asked.values.sources[LOG_FORMAT.name] != "default":
+        logs.configure(config.log_level, asked.values.get_value(LOG_FORMAT))
 
 
 def implementation(
@@ -90,12 +98,7 @@ async def serve(
     hook: Hook | None,
 ) -> int:
     """Bind, load, warm, serve, drain; the exit code."""
-    # Imported now and not with this module: they bring in SGLang.
-    from smg_grpc_servicer.sglang import kv_events
-    from smg_grpc_servicer.sglang.engine_life import EngineLife
-    from smg_grpc_servicer.sglang.processes import RanksFailed
-    from smg_grpc_servicer.sglang.servicer import SGLangSchedulerServicer
-
+    _settle_log(asked, config)
     log.info("SGLang %s, settings: %s", releases.installed(), asked.values.changed())
     releases.warn_if_new()
     if config.admin_api_key:
@@ -140,7 +143,7 @@ async def serve(
         return await server.serve(life, owns_process=True)
     except ConfigError:
         raise
-    except RanksFailed as error:
+    except processes.RanksFailed as error:
         log.error("SGLang did not start: %s", error)
     except Exception:
         log.exception("the server ended with an error")
@@ -152,8 +155,6 @@ async def serve(
 
 async def follow(server_args: Any) -> int:
     """A node that is not the first runs ranks and nothing of ours, for as long as they live."""
-    from smg_grpc_servicer.sglang import processes
-
     releases.require(releases.LAUNCHER)
     # On this thread, which has the signals: SGLang sets its own handlers here.
     processes.follow(server_args)

@@ -84,7 +84,7 @@ class SGLangSchedulerServicer(SglangServicerBase):
         max_chunk_tokens: int | None = None,
         coalesce_seconds: float = LONGEST,
     ) -> None:
-        # These bring in SGLang, which the base does not.
+        # It needs pyzmq, which the base does not.
         from smg_grpc_servicer.sglang.parts import Parts
 
         made = parts or Parts.of(server_args)

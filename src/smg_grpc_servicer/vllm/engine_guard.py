@@ -137,6 +137,9 @@ def _checking(stock: Callable[..., Any]) -> Callable[..., Any]:
             raise Refused(request.fault)
         try:
             check(request, self.vllm_config)
+            if request.mm_features:
+                room = self.scheduler.encoder_cache_manager.cache_size
+                check_media(request.mm_features, len(request.prompt_token_ids or ()), room)
         except ValueError as error:
             raise Refused(str(error)) from None
         return stock(self, request)
@@ -192,11 +195,36 @@ def check(request: Any, vllm_config: Any) -> None:
     if params is None:
         if request.pooling_params is None:
             raise Refused("neither sampling nor pooling parameters")
+        if model.runner_type == "generate":
+            raise Refused("an embedding from a model that is served for text")
         request.pooling_params.verify(model)
         return
     if model.runner_type != "generate":
         raise Refused("text from a model that is served for pooling")
     _check_sampling(params, model, vllm_config)
+
+
+def check_media(features: Iterable[Any], length: int, room: int) -> None:
+    """Where media stand in a prompt of `length` tokens, for an encoder cache of `room`.
+
+    What does not fit into the cache is never scheduled, and nothing that came after it.
+
+    :raises Refused: the engine would end, or wait for ever.
+    """
+    for feature in features:
+        place = feature.mm_position
+        end = place.offset + place.length
+        if place.offset < 0 or place.length < 1 or end > length:
+            raise Refused(
+                f"media at {place.offset} to {end}; allowed: inside the prompt of {length} tokens"
+            )
+        if place.is_embed is not None and tuple(place.is_embed.shape) != (place.length,):
+            raise Refused(
+                f"media whose mask is of {list(place.is_embed.shape)}; allowed: [{place.length}]"
+            )
+        embeds = place.get_num_embeds()
+        if embeds > room:
+            raise Refused(f"media of {embeds} tokens; allowed: at most {room}")
 
 
 def _check_prompt(ids: Any, model: Any) -> None:

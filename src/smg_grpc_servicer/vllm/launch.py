@@ -57,13 +57,13 @@ async def serve_grpc(args: argparse.Namespace, stock: FunctionType) -> None:
         log_lines.settle(asked.values)
         impl.resolve_servicer_impl(args)
         serve = implementation(asked, stock)
-        code = await serve(args)
+        code = await serve(args) or 0
     except ConfigError as error:
         print_config_error(as_written(error, args))
-        raise SystemExit(2) from None
+        code = 2
     finally:
         auto.clean()
-    leave_at_exit("vllm", code or 0)
+    leave_at_exit("vllm", code)
     if code:
         raise SystemExit(code)
 

@@ -28,6 +28,7 @@ from smg_grpc_servicer.core.options import (
     server_settings,
 )
 from smg_grpc_servicer.core.settings import Setting, Settings, Values
+from smg_grpc_servicer.kv_events.settings import HISTORY, switch
 from smg_grpc_servicer.vllm import impl, media_options
 from smg_grpc_servicer.vllm.media_options import MediaOptions
 from smg_grpc_servicer.warmup.setting import WarmUpBudget, warm_up_setting
@@ -132,8 +133,8 @@ def as_written(error: ConfigError, args: argparse.Namespace) -> ConfigError:
 
 def _settings(given: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
     """All settings, with vLLM's own where it has one that means the same."""
-    settings = {s.name: s for s in (*server_settings("vllm"), *flags())}
-    settings |= {"host": _HOST, "port": _PORT, WARM_UP.name: WARM_UP}
+    all_of_them = (*server_settings("vllm"), *flags(), WARM_UP, switch("vllm"), *HISTORY)
+    settings = {s.name: s for s in all_of_them} | {"host": _HOST, "port": _PORT}
     level = str(given.get("log_level") or environ.get("VLLM_LOGGING_LEVEL") or "").lower()
     if level in ("debug", "info", "warning", "error"):
         settings[LOG_LEVEL.name] = replace(LOG_LEVEL, default=level)

@@ -24,6 +24,8 @@ from smg_grpc_servicer.warmup.setting import WarmUpBudget
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 5.0
+_TO_ITSELF = [("grpc.enable_http_proxy", 0)]
+"""Where `http_proxy` is set, gRPC would go through it to this very machine."""
 
 
 def plan_of(vllm_config: Any, level: str, ranks: Sequence[int]) -> Plan:
@@ -61,7 +63,7 @@ async def in_process(budget: WarmUpBudget, async_llm: Any, engine: Engine) -> No
 
 async def over_grpc(plan: Plan, seconds: float, address: str) -> None:
     """Through the server at `host:port`, which lets in these ids while it is not ready."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address, options=_TO_ITSELF) as channel:
         stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
 
         async def send(request: Request) -> None:

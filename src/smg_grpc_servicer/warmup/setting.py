@@ -32,7 +32,7 @@ def warm_up_setting(engine: str) -> Setting[WarmUpBudget]:
         "warm_up",
         Parser(
             lambda text: _parse(text, seconds),
-            "auto, off, fast, full, seconds of at most so much, or LEVEL:SECONDS",
+            "auto, off, fast, full, a number of seconds, or a level and seconds as in fast:20",
             "LEVEL",
             show=_show,
         ),

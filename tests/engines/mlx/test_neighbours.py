@@ -62,7 +62,10 @@ async def test_short_prompts_pass_a_long_one(demo_client: Client) -> None:
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 async def test_a_new_temperature_stops_nobody(demo_client: Client, top_p: float) -> None:
-    """P6: nothing is compiled for a temperature that was never seen before."""
+    """P6: nothing is compiled for a temperature that was never seen before.
+
+    Each of the six would make a gap of a second; a busy machine makes one or two of its own.
+    """
     history, running = await _watched(demo_client)
     before = len(history.messages)
     for i in range(6):
@@ -73,7 +76,7 @@ async def test_a_new_temperature_stops_nobody(demo_client: Client, top_p: float)
         assert check(sampled) == []
     during = gaps(history)[before:]
     assert not running.done()
-    assert max(during) < max(0.35, 30 * median(gaps(history)))
+    assert sorted(during)[-3] < max(0.35, 30 * median(gaps(history)))
     running.cancel()
     await asyncio.wait([running])
     await demo_client.until_active(0)

@@ -47,6 +47,7 @@ async def test_help_names_every_flag(module: str) -> None:
         (("--model", "./tests"), "error: --model: tests has no config.json"),
         (("--model", "demo", "--dtype", "int3"), "error: --dtype: got 'int3'"),
         (("--model", "demo", "--adapter-path", "/nowhere"), "error: --adapter-path:"),
+        (("--model",), "error: argument --model: expected one argument; see --help"),
         (
             ("--modell", "demo"),
             "error: unrecognized arguments: --modell demo; did you mean --model?",

@@ -18,6 +18,7 @@ def test_a_real_command_line_parses_to_our_options(said: Any) -> None:
         "drain": 3.0,
         "host": "0.0.0.0",
         "port": 8001,
+        "by default": "0.0.0.0:8000",  # as the README has it
         "tokens": 1,
         "ours": True,
         "known": True,

@@ -22,8 +22,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from tests.engines.vllm.test_launchers import ENDS, WAYS, generate
 from tests.support.dial import SERVING, check
-from tests.support.processes import exists
-from tests.support.real_vllm import descendants
+from tests.support.processes import descendants, exists
 from tests.support.router import free_ports
 from tests.support.rust_served import files
 from tests.support.vllm_wheels import RELEASES

@@ -44,6 +44,12 @@ def test_it_can_be_switched_off(value: str) -> None:
     assert auto.publisher("vllm", 1, environ={"SMG_VLLM_SERVICER_KV_EVENTS": value}) is None
 
 
+def test_an_unknown_word_does_not_switch_it_on() -> None:
+    """A misspelt "off" is refused: token ids travel in events."""
+    with pytest.raises(ConfigError, match="SMG_VLLM_SERVICER_KV_EVENTS: got 'of'; allowed"):
+        auto.publisher("vllm", 1, environ={"SMG_VLLM_SERVICER_KV_EVENTS": "of"})
+
+
 def test_one_line_says_that_it_is_on_and_how_to_leave_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -51,7 +57,7 @@ def test_one_line_says_that_it_is_on_and_how_to_leave_it(
     auto.publisher("tokenspeed", 1, environ={})
     (line,) = [r.getMessage() for r in caplog.records if r.name == auto.__name__]
     assert "--kv-events-config" in line
-    assert "SMG_TOKENSPEED_SERVICER_KV_EVENTS=0" in line
+    assert "SMG_TOKENSPEED_SERVICER_KV_EVENTS=off" in line
 
 
 def test_ports_that_are_held_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,19 @@ def test_a_signal_is_told_as_one(number: signal.Signals) -> None:
     assert end(child.start(signal.raise_signal, number)) == -number
 
 
+STARTED = """
+import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from smg_grpc_servicer.rust import child
+sys.exit(child.start(sys.exit, 7).wait(20))
+"""
+
+
+def test_its_end_is_heard_of_whoever_started_us() -> None:
+    """Under a parent that ignores SIGCHLD the kernel tells nobody that an engine has ended."""
+    assert subprocess.run([sys.executable, "-c", STARTED], timeout=30, check=False).returncode == 7
+
+
 def wait_for_signal(path: str) -> None:
     """Run in the child: until SIGTERM; what it has blocked."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(5))

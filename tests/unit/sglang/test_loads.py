@@ -123,6 +123,28 @@ async def test_a_locked_file_does_not_hold_up_the_loop(monkeypatch: pytest.Monke
     reader.close()
 
 
+def test_a_reading_that_hangs_is_glanced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stall rule asks on the loop, again and again: it waits a single time, and queues none."""
+    monkeypatch.setattr(loads, "GLANCE_SECONDS", 0.2)
+    free = threading.Event()
+    readings = []
+
+    def read() -> list[Any]:
+        readings.append(1)
+        free.wait(10)
+        return [snapshot()]
+
+    reader = LoadReader(read)
+    began = time.monotonic()
+    assert [reader.last_report() for _ in range(20)] == [None] * 20
+    assert time.monotonic() - began < 2
+    free.set()
+    reader._thread.submit(lambda: None).result()
+    assert len(readings) == 1
+    assert reader.last_report() is not None
+    reader.close()
+
+
 def progress(table: RequestTable, pushed: float | None, reader: LoadReader) -> EngineProgress:
     manager = SimpleNamespace(last_receive=pushed)
     return EngineProgress(table, lambda: sign_of_life(manager, reader))

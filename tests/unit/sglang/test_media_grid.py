@@ -11,7 +11,7 @@ import pytest
 
 from smg_grpc_servicer.core.errors import InvalidArgument
 from smg_grpc_servicer.core.payloads import Media, Tensor
-from smg_grpc_servicer.sglang.media_grid import GridRule
+from smg_grpc_servicer.sglang.media_grid import GridRule, check_sizes
 
 TOKEN, ROW = 9, 2 * 3 * 4 * 4
 RULE = GridRule(2, ROW, (("image", TOKEN), ("video", 8)))
@@ -36,8 +36,8 @@ def media(grid: Tensor | None = None, **changed: Any) -> Media:
 
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
 def test_what_fits_is_let_through(dtype: str) -> None:
-    RULE.check(media(cells(1, 2, 4, dtype=dtype)), PROMPT)
-    RULE.check(media(cells(1, 2, 2, 1, 2, 2), placeholders=((2, 1), (3, 1))), PROMPT)
+    RULE.check(media(cells(1, 2, 4, dtype=dtype)), PROMPT, {})
+    RULE.check(media(cells(1, 2, 2, 1, 2, 2), placeholders=((2, 1), (3, 1))), PROMPT, {})
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,32 @@ def test_what_fits_is_let_through(dtype: str) -> None:
         (media(placeholders=((2, 1),)), PROMPT, "mm_placeholders"),
         (media(placeholders=((1, 2),)), PROMPT, "mm_placeholders"),
         (media(), [*PROMPT, TOKEN], "mm_placeholders"),
+        (
+            media(tensors={"image_grid_thw": cells(1, 2, 4), "video_grid_thw": cells(1, 2, 2)}),
+            PROMPT,
+            "model_specific_tensors",
+        ),
     ],
 )
 def test_what_does_not_is_refused_by_name(wrong: Media, prompt: list[int], field: str) -> None:
     with pytest.raises(InvalidArgument, match=field):
-        RULE.check(wrong, prompt)
+        RULE.check(wrong, prompt, {})
+
+
+def test_more_media_than_the_operator_allows_are_refused() -> None:
+    """SGLang checks `--limit-mm-data-per-request` in its front end, which is not here."""
+    two = media(cells(1, 2, 2, 1, 2, 2))
+    RULE.check(two, PROMPT, {"image": 2, "video": 0})
+    with pytest.raises(InvalidArgument, match="2 are more than --limit-mm-data-per-request"):
+        RULE.check(two, PROMPT, {"image": 1})
+
+
+@pytest.mark.parametrize("cell", [2**62, 0, -1])
+def test_a_grid_that_no_rule_knows_is_no_larger_than_its_media(cell: int) -> None:
+    """Positions are made of it, as many as it says: they would fill the memory."""
+    check_sizes(media(pixels=Tensor(bytes(8), (8,), "uint8")))
+    with pytest.raises(InvalidArgument, match="image_grid_thw"):
+        check_sizes(media(cells(1, cell, 4), pixels=Tensor(bytes(8), (8,), "uint8")))
 
 
 def config(vision: dict[str, int] | None, *, mrope: bool = True) -> Any:

@@ -68,6 +68,9 @@ def test_an_api_key_is_a_token() -> None:
         ({"ssl_certfile": "/nowhere"}, {}, "--ssl-certfile: got '/nowhere'"),
         ({}, {"SMG_SGLANG_SERVICER_IMPL": "rust"}, "SMG_SGLANG_SERVICER_IMPL: got 'rust'"),
         ({}, {"SMG_SERVICER_DRAIN_SECONDS": "soon"}, "SMG_SERVICER_DRAIN_SECONDS: got 'soon'"),
+        ({}, {"SMG_SERVICER_LOG_FORMAT": "xml"}, "SMG_SERVICER_LOG_FORMAT: got 'xml'"),
+        ({}, {"SMG_SGLANG_SERVICER_KV_EVENTS": "of"}, "SMG_SGLANG_SERVICER_KV_EVENTS: got 'of'"),
+        ({}, {"SMG_KV_EVENT_HISTORY_BYTES": "y"}, "SMG_KV_EVENT_HISTORY_BYTES: got 'y'"),
     ],
 )
 def test_what_cannot_work_is_told_by_its_name(
@@ -90,7 +93,7 @@ def test_no_fault_names_a_flag_that_sglang_does_not_know() -> None:
 
 def test_our_flags_are_those_that_sglang_has_no_word_for() -> None:
     found = {setting.flag for setting in flags()}
-    assert {"--drain-seconds", "--auth-token-file", "--servicer-impl", "--metrics-port"} <= found
+    assert {"--drain-seconds", "--auth-token-file", "--servicer-impl", "--log-format"} <= found
     assert not found & {None, "--host", "--port", "--tls-cert", "--log-level", "--event-loop"}
 
 

@@ -29,13 +29,16 @@ def test_what_is_missing_is_told_in_one_line_with_the_range() -> None:
 async def test_an_older_sglang_is_refused_with_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is bound or started."""
+    """Before anything is bound or started; the way out takes no module apart."""
+    left_with: list[tuple[str, int]] = []
+    monkeypatch.setattr(server, "leave_at_exit", lambda *how: left_with.append(how))
     monkeypatch.setattr(releases, "installed", lambda: "0.5.18")
     monkeypatch.setattr(releases, "NEEDED", (Needed("sglang_that_is_old", "x"),))
     monkeypatch.setattr(releases.require, "__defaults__", (releases.NEEDED,))
     with pytest.raises(SystemExit) as left:
         await server.serve_grpc(object())
     assert left.value.code == 2
+    assert left_with == [("sglang", 2)]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: SGLang 0.5.18 is not known here")
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from smg_grpc_servicer.vllm import engine_guard
-from smg_grpc_servicer.vllm.engine_guard import Refused, Unreadable, check
+from smg_grpc_servicer.vllm.engine_guard import Refused, Unreadable, check, check_media
 from tests.support.vllm_config import kv_config, vllm_config
 
 CONFIG = vllm_config(speculative_config=None)
@@ -68,6 +68,7 @@ def test_what_an_engine_can_run_passes(given: dict[str, Any]) -> None:
         ({"prompt_token_ids": [1, -1]}, "prompt: id -1; allowed"),
         ({"mm_features": [object()]}, "media for a model that takes none"),
         ({"sampling_params": None}, "neither sampling nor pooling parameters"),
+        ({"sampling_params": None, "pooling_params": object()}, "served for text"),
         ({"sampling_params": params(all_stop_token_ids={1000})}, "stop_token_ids: id 1000"),
         ({"sampling_params": params(logit_bias={-1: 1.0})}, "logit_bias: id -1"),
         ({"sampling_params": params(logit_bias={1: float("nan")})}, "logit_bias: a value"),
@@ -105,6 +106,38 @@ def test_a_pooling_model_takes_a_prompt_as_long_as_its_context_and_no_generation
         check(request(), pooling)
 
 
+def place(offset: int, length: int, mask: int | None = None, embeds: int | None = None) -> Any:
+    """A feature with nothing but its place."""
+    found = SimpleNamespace(
+        offset=offset,
+        length=length,
+        is_embed=None if mask is None else SimpleNamespace(shape=(mask,)),
+        get_num_embeds=lambda: length if embeds is None else embeds,
+    )
+    return SimpleNamespace(mm_position=found)
+
+
+def test_media_inside_their_prompt_pass() -> None:
+    check_media([place(0, 4), place(4, 6, mask=6, embeds=4)], 10, 4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (place(-1, 2), "media at -1 to 1; allowed: inside the prompt of 10 tokens"),
+        (place(0, 0), "media at 0 to 0"),
+        (place(8, 3), "media at 8 to 11"),
+        (place(0, 2**40), "media at 0 to"),
+        (place(0, 4, mask=3), r"mask is of \[3\]; allowed: \[4\]"),
+        (place(0, 9), "media of 9 tokens; allowed: at most 8"),
+    ],
+)
+def test_media_that_would_end_or_wedge_the_engine_are_refused(wrong: Any, words: str) -> None:
+    """One that is larger than the encoder cache waits for ever, and all that came after it."""
+    with pytest.raises(Refused, match=words):
+        check_media([place(0, 1), wrong], 10, 8)
+
+
 def test_a_connector_takes_a_prefill_from_elsewhere() -> None:
     config = vllm_config(kv_transfer_config=kv_config(), speculative_config=None)
     given = {"kv_transfer_params": {"do_remote_prefill": True}}
@@ -117,6 +150,7 @@ class Request(msgspec.Struct, array_like=True):
     request_id: str
     prompt_token_ids: list[int] | None
     client_index: int = 0
+    mm_features: list[int] | None = None
 
 
 class Decoder:

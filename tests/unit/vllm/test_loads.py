@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from types import SimpleNamespace
 
 from smg_grpc_servicer.vllm.loads import HIT_RATE_REQUESTS, LoadTable, Tracked
@@ -128,6 +129,17 @@ def test_the_listener_hears_every_rank_and_survives_a_new_manager() -> None:
     llm.logger_manager = SimpleNamespace(stat_loggers=[])
     assert listener.attach(llm)
     assert listener.ranks == {}
+
+
+def test_without_steps_to_hear_no_work_is_taken_for_a_hang() -> None:
+    """`--disable-log-stats`: a long prefill shows nothing, so silence never counts as one."""
+    listener = StatsListener()
+    before = monotonic()
+    assert (listener.sign_of_life() or 0.0) >= before
+    listener.attach(SimpleNamespace(logger_manager=SimpleNamespace(stat_loggers=[])))
+    assert listener.sign_of_life() is None
+    listener.record()
+    assert listener.sign_of_life() == listener.last_step is not None
 
 
 def test_what_a_warm_up_did_is_nobodys_load() -> None:

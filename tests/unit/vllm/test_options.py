@@ -173,6 +173,21 @@ def test_the_variable_of_the_servicers_kind_is_minded() -> None:
         planned({"SMG_VLLM_SERVICER_IMPL": "go"})
 
 
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "SMG_VLLM_SERVICER_KV_EVENTS",
+        "SMG_VLLM_SERVICER_WARMUP",
+        "SMG_VLLM_SERVICER_METRICS_PORT",
+        "SMG_KV_EVENT_HISTORY_BATCHES",
+        "SMG_KV_EVENT_HISTORY_BYTES",
+    ],
+)
+def test_a_variable_that_cannot_be_read_is_told_before_anything_loads(variable: str) -> None:
+    with pytest.raises(ConfigError, match=f"{variable}: got 'maybe'.*; allowed: "):
+        planned({variable: "maybe"})
+
+
 def test_media_settings_are_checked_whatever_the_processor() -> None:
     """A stale variable that cannot be read fails loudly, not on the day it is needed."""
     with pytest.raises(ConfigError, match="SMG_VLLM_MM_SIDECAR_TIMEOUT_MS: got 'soon'"):

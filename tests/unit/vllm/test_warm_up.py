@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
+from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from smg_grpc_servicer.testing import FakeEngine
-from smg_grpc_servicer.vllm.warm_up import in_process, plan_of
-from smg_grpc_servicer.warmup.plan import NOTHING, Plan
+from smg_grpc_servicer.vllm.warm_up import in_process, over_grpc, plan_of
+from smg_grpc_servicer.warmup.plan import NOTHING, ONE, Plan
 from smg_grpc_servicer.warmup.setting import WarmUpBudget
 from tests.support.vllm_config import kv_config, vllm_config
 
@@ -50,6 +53,33 @@ def test_several_ranks_are_warmed_each() -> None:
     plan = plan_of(vllm_config(**GPU), "auto", [2, 3])
     for step in plan.grid:
         assert {shot.rank for shot in step.shots} == {2, 3}
+
+
+class Answers(vllm_engine_pb2_grpc.VllmEngineServicer):
+    """A server that answers at once."""
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        yield vllm_engine_pb2.GenerateResponse(
+            complete=vllm_engine_pb2.GenerateComplete(finish_reason="length")
+        )
+
+
+async def test_a_proxy_of_the_environment_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It could not reach this machine's loopback: the budget would pass with nothing answered."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    server = grpc.aio.server()
+    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(Answers(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    caplog.set_level("INFO", logger="smg_grpc_servicer")
+    try:
+        await over_grpc(Plan("one request", 1000, ONE), 10, f"127.0.0.1:{port}")
+    finally:
+        await server.stop(0)
+    assert "1 answered, 0 failed" in caplog.text
 
 
 def test_beside_a_kv_connector_nothing_is_sent_by_itself() -> None:

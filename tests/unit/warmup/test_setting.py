@@ -53,7 +53,7 @@ def test_what_it_cannot_say(text: str) -> None:
     (line,) = str(told.value).splitlines()
     assert line.startswith(f"SMG_VLLM_SERVICER_WARMUP: got {text!r}")
     assert line.endswith(
-        "allowed: auto, off, fast, full, seconds of at most so much, or LEVEL:SECONDS"
+        "allowed: auto, off, fast, full, a number of seconds, or a level and seconds as in fast:20"
     )
 
 

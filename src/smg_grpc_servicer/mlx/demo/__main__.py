@@ -25,6 +25,8 @@ from smg_grpc_servicer.mlx import demo
 
 SERVICE = "mlx.grpc.engine.MlxEngine"
 START_SECONDS = 120.0
+NO_PROXY = [("grpc.enable_http_proxy", 0)]
+"""Where `http_proxy` is set, gRPC would go through it to this very machine."""
 LISTENING = re.compile(r"listening on grpc://(\S+)")
 
 
@@ -85,7 +87,7 @@ async def show_log(child: asyncio.subprocess.Process, found: asyncio.Future[str]
 
 
 async def until_serving(address: str) -> None:
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address, options=NO_PROXY) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(service=SERVICE)
         )
@@ -111,7 +113,7 @@ async def ask(address: str, question: str) -> None:
     shown = 0
     begin = perf_counter()
     complete: Any = None
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address, options=NO_PROXY) as channel:
         async for message in pb_grpc.MlxEngineStub(channel).Generate(request):
             if message.WhichOneof("response") == "complete":
                 complete = message.complete

@@ -12,12 +12,15 @@ import grpc
 import pytest
 from sglang.srt.disaggregation.encoder import receiver as sglang_receiver
 from sglang.srt.managers import io_struct as io
+from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
-from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.errors import ConfigError, Unavailable
+from smg_grpc_servicer.sglang import encoders as sglang_encoders
 from smg_grpc_servicer.sglang.encoders import TO_THIS_PROCESS, Encoders
 from smg_grpc_servicer.sglang.limits import Limits
 from tests.support.sglang_served import ServedSglang, pixels, request, served_sglang
 from tests.support.sglang_stub import Row, batch, stop
+from tests.support.wait import until
 
 CODE = grpc.StatusCode
 LIMITS = Limits(max_prompt_tokens=100, media=True, language_only=True)
@@ -31,6 +34,9 @@ class Receiver:
         self.asked: list[Any] = []
         self.sent: list[threading.Event] = []
         self.failed: list[Callable[[Any], None]] = []
+        self.slow: asyncio.Event | None = None
+        """Until it is set nothing comes here."""
+        self.left = 0
         self._made = made
         self._encoders = encoders
 
@@ -49,6 +55,12 @@ class Receiver:
         self, request_obj: Any, mm_processor: Any, prompt: Any, need_wait_for_mm_inputs: bool = True
     ) -> Any:
         self.asked.append(request_obj)
+        try:
+            if self.slow is not None:
+                await self.slow.wait()
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
         return self._made
 
 
@@ -134,6 +146,56 @@ async def test_embeddings_that_never_come_end_the_request() -> None:
         history = await server.generate(request(mm_inputs=IMAGES))
         assert history.code is CODE.UNAVAILABLE
         assert server.scheduler.received == []
+        await server.idle()
+
+
+@pytest.mark.parametrize("how", ["abort", "cancel", "stop", "death"])
+async def test_who_waits_for_an_encoder_can_be_ended(how: str) -> None:
+    """It is as slow as it likes: aborted, cut or left, the request is over, here and there."""
+    receiver = Receiver()
+    receiver.slow = asyncio.Event()
+    ours = encoders(receiver, TO_THIS_PROCESS)
+    async with served_sglang(limits=LIMITS, encoders=ours) as server:
+        call = server.stub.Generate(request(mm_inputs=IMAGES, stream=False))
+        await until(lambda: len(receiver.asked) == 1)
+        if how == "abort":
+            await server.stub.Abort(pb.AbortRequest(request_id="r"))
+            assert (await call.read()).complete.finish_reason == "abort"
+        elif how == "cancel":
+            call.cancel()
+        else:
+            reason = Unavailable("over")
+            server.servicer.table.cut_all(reason) if how == "stop" else server.engine.died("gone")
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await call.read()
+            assert ended.value.code() is CODE.UNAVAILABLE
+        await server.idle()
+        assert receiver.left == 1
+        assert server.scheduler.received == []
+
+
+async def test_encoders_that_hang_have_so_many_threads_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SGLang's receiver keeps the thread of a request whose client has gone, half an hour long."""
+    monkeypatch.setattr(sglang_encoders, "MOST", 1)
+    receiver = Receiver()
+    ours = encoders(receiver)
+
+    async def hangs(req_id: str) -> None:
+        await asyncio.Event().wait()
+
+    async with served_sglang(limits=LIMITS, encoders=ours) as server:
+        call = server.stub.Generate(request("first", mm_inputs=IMAGES))
+        (sent,) = await server.sent()
+        call.cancel()
+        refused = await server.generate(request("second", mm_inputs=IMAGES))
+        assert refused.code is CODE.RESOURCE_EXHAUSTED
+        with pytest.raises(TimeoutError, match="no encoder"):
+            await ours.watched(hangs, 0.01)(req_id=sent.rid)
+        call = server.stub.Generate(request("third", mm_inputs=IMAGES))
+        await until(lambda: len(receiver.asked) == 2)
+        call.cancel()
         await server.idle()
 
 

@@ -23,6 +23,7 @@ ARGS = {
     "speculative_num_draft_tokens": 4,
     "enable_trace": True,
     "language_only": False,
+    "limit_mm_data_per_request": '{"image": 2, "video": 0, "audio": "many"}',
 }
 MODEL = SimpleNamespace(hidden_size=64, is_multimodal=True, model_is_mrope=False)
 
@@ -42,6 +43,7 @@ def test_limits_are_read_off_sglang_s_records() -> None:
         tokenizer=False,
         hidden_size=64,
         media=True,
+        media_items={"image": 2, "video": 0},
         drafts_per_step=3,
         traced=True,
     )

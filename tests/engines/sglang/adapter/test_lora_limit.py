@@ -106,6 +106,33 @@ async def test_one_in_use_makes_way_when_its_requests_have_ended() -> None:
         await server.idle()
 
 
+@pytest.mark.parametrize("how", ["abort", "stop"])
+async def test_who_waits_for_an_adapter_can_be_ended(how: str) -> None:
+    """The one in its way is in use for as long as its request likes."""
+    async with served_sglang(limits=TWO) as server:
+        ranks = Ranks(server, "p", "a")
+        running = server.stub.Generate(request("runs", lora_id="a"))
+        await server.sent()
+        loading = asyncio.ensure_future(server.stub.LoadLoRAAdapter(load("b")))
+        await until(lambda: "b" in ranks.loaded)
+        waiting = asyncio.ensure_future(
+            server.generate(request("waits", lora_id="a", stream=False))
+        )
+        await until(lambda: server.engine.statistics()["adapter_changes"] == 2)
+        if how == "abort":
+            await server.stub.Abort(pb.AbortRequest(request_id="waits"))
+            assert (await waiting).complete().finish_reason == "abort"
+        else:
+            await server.engine.close()
+            assert (await waiting).code is CODE.UNAVAILABLE
+            with pytest.raises(grpc.aio.AioRpcError, match="the server stops") as caught:
+                await loading
+            assert caught.value.code() is CODE.UNAVAILABLE
+        running.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        await server.idle()
+
+
 async def test_pinned_ones_stay() -> None:
     """SGLang's own server would load another, drop it at once and call that a success."""
     limits = Limits(lora=True, max_adapters=1, startup_adapters=TWO.startup_adapters[:1])

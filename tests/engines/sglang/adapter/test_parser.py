@@ -67,7 +67,10 @@ def test_every_flag_of_ours_is_there_once_and_none_of_sglang_s_is_taken() -> Non
     group = text[text.index(plugin.TITLE) :]
     assert {flag for flag in ours if flag in group} == ours
     assert "SMG_SERVICER_DRAIN_SECONDS" in group
-    assert plugin.given(parse(*GRPC)) == {}
+    bare = parse(*GRPC)
+    assert plugin.given(bare) == {}
+    server = options.plan(bare, {}, {}).server
+    assert (server.host, server.port) == ("127.0.0.1", 30000)  # as the README has it
 
 
 def test_a_configuration_file_may_have_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -22,13 +23,13 @@ from tests.support.certificates import Authority
 from tests.support.client import Client, connected
 from tests.support.dial import NOT_SERVING, SERVING, check, watch
 from tests.support.kv_served import Subscription
+from tests.support.processes import descendants
 from tests.support.proto_fuzz import Mutants, names_a_field
 from tests.support.real_sglang import (
     CPU,
     NAME,
     SGLANG,
     START_SECONDS,
-    descendants,
     serving,
     started,
 )
@@ -99,13 +100,15 @@ async def test_a_stop_while_it_loads(model: Path, tmp_path: Path) -> None:
 
 
 async def test_row_32_a_port_in_use(model: Path) -> None:
-    """One line, code 2, and no rank is started."""
+    """One line, code 2, and no rank is started; what we log is JSON if asked."""
     with socket.socket() as holder:
         port = auto.free_ports(1)
         holder.bind(("127.0.0.1", port))
         holder.listen()
-        async with started(model, *PLAIN, port=port) as server:
+        async with started(model, *PLAIN, "--log-format", "json", port=port) as server:
             assert await server.exit_code(START_SECONDS) == 2, server.log
+            ours = [json.loads(line) for line in server.log.splitlines() if line[:1] == "{"]
+            assert any("settings" in line["msg"] for line in ours), server.log
             (line,) = [line for line in server.log.splitlines() if line.startswith("error:")]
             assert f"port {port} is in use" in line
             assert "Load weight" not in server.log

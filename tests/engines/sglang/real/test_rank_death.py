@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.client import Client, connected
 from tests.support.dial import NOT_SERVING, SERVING, check, watch
+from tests.support.processes import descendants
 from tests.support.real_sglang import (
     CPU,
     NAME,
     SGLANG,
     START_SECONDS,
-    descendants,
     scheduler,
     serving,
     spawned,

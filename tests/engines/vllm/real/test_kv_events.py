@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from smg_grpc_proto.generated import common_pb2
 
 from tests.support.client import Client
-from tests.support.kv_served import Subscription
+from tests.support.kv_served import subscribed
 from tests.support.kv_workers import Front
 from tests.support.tiny_vllm import text_of
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM's own, when it is imported here
 
 PROMPT = [(7 * at) % 400 + 10 for at in range(700)]
-
-
-@asynccontextmanager
-async def subscribed(client: Client, cursor: int = 0) -> AsyncIterator[Subscription]:
-    request = common_pb2.SubscribeKvEventsRequest(
-        start_sequence_number=cursor, load_records_before_first_batch=True
-    )
-    subscription = Subscription(client.stub.SubscribeKvEvents(request, timeout=60))
-    try:
-        yield subscription
-    finally:
-        subscription.call.cancel()
 
 
 def own_hashes(tokens: list[int], size: int) -> list[int]:
@@ -46,33 +32,18 @@ def own_hashes(tokens: list[int], size: int) -> list[int]:
     return hashes
 
 
-async def collect(subscription: Subscription, wanted: int) -> list[Any]:
-    """Stored blocks in order, until there are that many in the index."""
-    while len(subscription.index.blocks) < wanted:
-        await subscription.read()
-    return [
-        block
-        for batch in subscription.batches
-        for event in batch.events
-        for block in event.stored.blocks
-    ]
-
-
 async def test_the_index_is_made_of_vllms_own_hashes(client: Client) -> None:
     """D: a request's blocks are told, and another subscriber learns the same from the past."""
     info = await client.stub.GetServerInfo(client.pb.GetServerInfoRequest())
     size = info.block_size
     await client.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=5))
-    async with subscribed(client) as subscription:
+    async with subscribed(client.stub) as subscription:
         await subscription.read_load()
-        before = len(subscription.index.blocks)
         await client.ids(PROMPT, max_tokens=1)
         wanted = own_hashes(PROMPT, size)
         assert wanted
-        while not {h for _, h in subscription.index.blocks} >= set(wanted):
-            await subscription.read()
-        blocks = await collect(subscription, before)
-        told = {b.block_hash: list(b.token_ids) for b in blocks}
+        await subscription.learn(wanted)
+        told = {b.block_hash: list(b.token_ids) for b in subscription.stored()}
         for at, block_hash in enumerate(wanted):
             assert told[block_hash] == PROMPT[at * size : (at + 1) * size]
 
@@ -81,36 +52,27 @@ async def test_the_index_is_made_of_vllms_own_hashes(client: Client) -> None:
 
         # A cursor has to differ from 0, which asks for everything.
         await client.ids(PROMPT[1:], max_tokens=1)
-        while not {h for _, h in subscription.index.blocks} >= set(own_hashes(PROMPT[1:], size)):
-            await subscription.read()
-        async with subscribed(client) as later:
+        await subscription.learn(own_hashes(PROMPT[1:], size))
+        async with subscribed(client.stub) as later:
             while later.index.blocks != subscription.index.blocks:
                 await later.read()
             cursor = later.index.cursor
         await client.ids(PROMPT[::-1], max_tokens=1)
-        async with subscribed(client, cursor) as resumed:
+        async with subscribed(client.stub, cursor) as resumed:
             (first,) = await resumed.read()
             assert first.sequence_number == cursor + 1
 
 
-async def running(subscription: Subscription, wanted: bool) -> common_pb2.EngineLoad:
-    """The first record that says so."""
-    while True:
-        load = (await subscription.read_load()).load
-        if bool(load.running_requests) is wanted:
-            return load
-
-
 async def test_load_records_tell_of_running_requests(client: Client) -> None:
-    async with subscribed(client) as subscription:
+    async with subscribed(client.stub) as subscription:
         call, _ = await client.begin(PROMPT[:20], max_tokens=900)
-        record = await asyncio.wait_for(running(subscription, True), 20)
+        record = await asyncio.wait_for(subscription.running(True), 20)
         call.cancel()
         assert record.engine_reports_steps
         assert record.HasField("engine_silence_ms")
         assert record.engine_silence_ms < 3000
         assert await client.until_active(0) < 5
-        await asyncio.wait_for(running(subscription, False), 20)
+        await asyncio.wait_for(subscription.running(False), 20)
 
 
 async def test_the_router_goes_by_the_engines_own_events(

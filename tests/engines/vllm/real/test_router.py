@@ -8,12 +8,23 @@ from typing import Any
 
 import pytest
 
+from tests.support.chats import (
+    GREEDY,
+    chat,
+    choices,
+    contents,
+    counts,
+    logprob_rows,
+    parts,
+    reasons,
+    rendered,
+    said,
+)
 from tests.support.client import Client
 from tests.support.real_vllm import NAME
-from tests.support.router import Answer, Router
+from tests.support.router import Router
 from tests.support.vllm_cases import SCHEMA
 
-GREEDY = {"model": NAME, "temperature": 0}
 TOOL = {
     "type": "function",
     "function": {
@@ -22,52 +33,6 @@ TOOL = {
         "parameters": json.loads(SCHEMA),
     },
 }
-
-
-def rendered(text: str) -> str:
-    """One user message as the model's chat template has it."""
-    return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-
-
-async def chat(router: Router, text: str, **options: Any) -> Answer:
-    if options.get("stream"):
-        options["stream_options"] = {"include_usage": True}
-    answer = await router.post(
-        "/v1/chat/completions",
-        messages=[{"role": "user", "content": text}],
-        **{**GREEDY, **options},
-    )
-    assert answer.status == 200, answer.text
-    return answer
-
-
-def counts(answer: Answer, *, stream: bool) -> tuple[int, int]:
-    usage = answer.events[-1]["usage"] if stream else answer.json["usage"]
-    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    return usage["prompt_tokens"], usage["completion_tokens"]
-
-
-def contents(answer: Answer, *, stream: bool, choices: int = 1) -> list[str]:
-    if not stream:
-        found = sorted(answer.json["choices"], key=lambda choice: choice["index"])
-        return [(choice["message"]["content"] or "").rstrip("\ufffd") for choice in found]
-    texts = [""] * choices
-    for event in answer.events:
-        for choice in event.get("choices", ()):
-            texts[choice["index"]] += choice["delta"].get("content") or ""
-    return texts
-
-
-def said(words: Any, ids: list[int]) -> str:
-    """The text of an output; a character that was cut in two is not streamed."""
-    text: str = words.decode(ids)
-    return text.rstrip("\ufffd")
-
-
-def reasons(answer: Answer, *, stream: bool) -> list[str]:
-    parts = answer.events if stream else [answer.json]
-    found = [choice.get("finish_reason") for part in parts for choice in part.get("choices", ())]
-    return [reason for reason in found if reason]
 
 
 async def test_it_is_listed_by_its_served_name(router: Router) -> None:
@@ -95,11 +60,10 @@ async def test_completions(router: Router, client: Client, words: Any, stream: b
         body["stream_options"] = {"include_usage": True}
     answer = await router.post("/v1/completions", **body)
     assert answer.status == 200, answer.text
-    parts = answer.events if stream else [answer.json]
-    text = "".join(choice["text"] for part in parts for choice in part["choices"])
+    text = "".join(choice["text"] for choice in choices(answer, stream=stream))
     assert text.rstrip("\ufffd") == said(words, wanted)
     assert reasons(answer, stream=stream) == ["length"]
-    usage = [part["usage"] for part in parts if part.get("usage")][-1]
+    usage = [part["usage"] for part in parts(answer, stream=stream) if part.get("usage")][-1]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(ids), 20)
 
 
@@ -108,7 +72,7 @@ async def test_two_choices(router: Router, words: Any, stream: bool) -> None:
     """Two texts, one prompt, and the sum of both outputs."""
     options = {"temperature": 1.0, "seed": 4, "n": 2, "max_tokens": 12, "ignore_eos": True}
     answer = await chat(router, "hello", stream=stream, **options)
-    first, second = contents(answer, stream=stream, choices=2)
+    first, second = contents(answer, stream=stream)
     assert first != second
     assert reasons(answer, stream=stream) == ["length"] * 2
     assert counts(answer, stream=stream) == (len(words.encode(rendered("hello")).ids), 24)
@@ -118,9 +82,7 @@ async def test_two_choices(router: Router, words: Any, stream: bool) -> None:
 async def test_logprobs(router: Router, stream: bool) -> None:
     options = {"max_tokens": 5, "logprobs": True, "top_logprobs": 3, "ignore_eos": True}
     answer = await chat(router, "hello", stream=stream, **options)
-    parts = answer.events if stream else [answer.json]
-    found = [c["logprobs"] for part in parts for c in part.get("choices", ()) if c.get("logprobs")]
-    rows = [row for each in found for row in each["content"]]
+    rows = logprob_rows(answer, stream=stream)
     assert len(rows) == 5
     for row in rows:
         assert row["logprob"] <= 0
@@ -161,8 +123,7 @@ async def test_a_named_tool(router: Router, stream: bool) -> None:
     answer = await chat(
         router, "weather", tools=[TOOL], tool_choice=choice, max_tokens=200, stream=stream
     )
-    parts = answer.events if stream else [answer.json]
-    sides = [c["delta" if stream else "message"] for p in parts for c in p.get("choices", ())]
+    sides = [c["delta" if stream else "message"] for c in choices(answer, stream=stream)]
     calls = [call["function"] for side in sides for call in side.get("tool_calls") or ()]
     assert {call["name"] for call in calls if call.get("name")} == {"weather"}
     arguments = json.loads("".join(call.get("arguments") or "" for call in calls))

@@ -19,9 +19,9 @@ from smg_grpc_proto.generated import common_pb2
 
 from smg_grpc_servicer.testing.history import check
 from tests.support.client import Client
-from tests.support.kv_served import Subscription
-from tests.support.processes import guard_of
-from tests.support.real_vllm import CONTEXT, NAME, SEQUENCES, titles
+from tests.support.kv_served import subscribed
+from tests.support.processes import guard_of, titles
+from tests.support.real_vllm import CONTEXT, NAME, SEQUENCES
 from tests.support.servers import Server
 from tests.support.vllm_cases import SCHEMA, VOCAB, prompt
 
@@ -115,24 +115,11 @@ async def test_a_flush_empties_the_prefix_cache(client: Client) -> None:
 
 async def test_kv_events_are_told(client: Client) -> None:
     """From the publisher that a launch without one is given."""
-    request = common_pb2.SubscribeKvEventsRequest(load_records_before_first_batch=True)
-    subscription = Subscription(client.stub.SubscribeKvEvents(request, timeout=30))
-    try:
+    async with subscribed(client.stub) as subscription:
         await client.ids(prompt(3 * BLOCK, seed=9), max_tokens=1)
         while len(subscription.index.blocks) < 3:
             await subscription.read()
-    finally:
-        subscription.call.cancel()
-    assert {block.block_size for block in _stored(subscription)} == {BLOCK}
-
-
-def _stored(subscription: Subscription) -> list[Any]:
-    return [
-        block
-        for batch in subscription.batches
-        for event in batch.events
-        for block in event.stored.blocks
-    ]
+    assert {block.block_size for block in subscription.stored()} == {BLOCK}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +156,7 @@ async def test_a_client_that_leaves_frees_the_engine(client: Client) -> None:
 async def test_a_guard_and_two_processes_of_vllm_serve_it(client: Client, server: Server) -> None:
     """The headless one and its engine's; vLLM's own helpers and workers are below them."""
     del client
-    found = titles(server)
+    found = titles(server.pid)
     ours = {pid for pid, title in found.items() if b"smg_grpc_servicer.rust.child" in title}
     assert len(ours) == 2
     assert guard_of(server.pid) in ours

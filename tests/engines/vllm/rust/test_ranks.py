@@ -15,8 +15,8 @@ import pytest
 
 from smg_grpc_servicer.testing.history import History
 from tests.support.client import Client, connected
-from tests.support.processes import exists
-from tests.support.real_vllm import ENGINE, NAME, VLLM, descendants, serving, titles
+from tests.support.processes import descendants, exists, titles
+from tests.support.real_vllm import ENGINE, NAME, VLLM, serving
 from tests.support.servers import Server
 from tests.support.vllm_cases import prompt
 from tests.support.wait import until
@@ -88,7 +88,7 @@ async def test_the_end_of_one_rank_is_the_end(client: Client, two: Server) -> No
     """
     calls = [await begun(client, rank) for rank in (0, 1)]
     family = descendants(two.pid)
-    names = {title: pid for pid, title in titles(two).items()}
+    names = {title: pid for pid, title in titles(two.pid).items()}
     ranks = [next(pid for title, pid in names.items() if b"EngineCore_DP%d" % at in title)
              for at in (0, 1)]  # fmt: skip
     os.kill(ranks[0], SIGSTOP)

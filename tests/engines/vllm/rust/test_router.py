@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm.real.test_router import chat, contents, counts, reasons, rendered, said
+from tests.support.chats import chat, contents, counts, logprob_rows, reasons, rendered, said
 from tests.support.client import Client
 from tests.support.real_vllm import NAME
 from tests.support.router import Router
@@ -36,7 +36,7 @@ async def test_logprobs_and_choices(router: Router) -> None:
         "ignore_eos": True,
     }
     answer = await chat(router, "hello", **options)
-    rows = answer.json["choices"][0]["logprobs"]["content"]
+    rows = logprob_rows(answer, stream=False)
     assert [len(row["top_logprobs"]) for row in rows] == [3] * 5
     options = {"temperature": 1.0, "seed": 4, "n": 2, "max_tokens": 8, "ignore_eos": True}
     first, second = contents(await chat(router, "hello", **options), stream=False)

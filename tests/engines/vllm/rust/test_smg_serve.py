@@ -8,8 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.support.processes import exists
-from tests.support.real_vllm import ENGINE, NAME, descendants, engine_core, environment
+from tests.support.processes import descendants, exists
+from tests.support.real_vllm import ENGINE, NAME, engine_core, environment
 from tests.support.router import Router, free_ports
 from tests.support.wait import until
 
