@@ -36,7 +36,7 @@ class Suite:
     venv: Venv
     steps: Sequence[Step]
     others: dict[str, Venv] = field(default_factory=dict)
-    minutes: int = 20
+    minutes: int = 30
 
 
 # These need an engine, a router or the network, and are suites of their own.
