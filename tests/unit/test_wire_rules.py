@@ -47,6 +47,14 @@ def sampling(engine: str, **fields: Any) -> Any:
 # Off, unset and zero.
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_plain_zero_is_off_whatever_its_sign(engine: str, zero: float) -> None:
+    """protobuf sends the negative one and lists it as a field that is set."""
+    got = sampling(engine, top_p=zero, min_p=zero, repetition_penalty=zero)
+    assert (got.top_p, got.min_p, got.repetition_penalty) == (None,) * 3
+
+
 @pytest.mark.parametrize(
     ("engine", "temperature"), [("vllm", None), ("sglang", 0.0), ("tokenspeed", None)]
 )

@@ -105,6 +105,18 @@ class Sampling:
         return hash((self.temperature, self.top_p, self.max_tokens, self.seed, self.stop_token_ids))
 
 
+SCALARS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
+"""Of `Sampling`: every proto and every engine has them by these names."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogprobSpec:
     """Which log-probabilities come back. Counts: None = none, 0 = the token's own, -1 = all."""

@@ -16,23 +16,10 @@ from typing import Any, NoReturn
 from google.protobuf.message import Message as ProtoMessage
 
 from smg_grpc_servicer.core.errors import InvalidArgument, Unsupported
-from smg_grpc_servicer.core.types import Feature, Finish, LogprobRows, PromptLogprobs
+from smg_grpc_servicer.core.types import SCALARS, Feature, Finish, LogprobRows, PromptLogprobs
 from smg_grpc_servicer.core.wire import Choice
 
 Message = Any
-
-SCALARS = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-    }
-)
-"""Of sampling: every proto has them, by core's names."""
 
 
 class Refusals(dict[str, Feature | str]):
@@ -100,7 +87,11 @@ def scalars(sent: Message) -> dict[str, Any]:
 
     A `top_k` of -1 is off, where the proto has negative ones.
     """
-    found = {field.name: value for field, value in sent.ListFields() if field.name in SCALARS}
+    found = {
+        field.name: value
+        for field, value in sent.ListFields()
+        if field.name in SCALARS and (value or field.has_presence)  # -0.0 is listed
+    }
     if found.get("top_k") == -1:
         del found["top_k"]
     return found

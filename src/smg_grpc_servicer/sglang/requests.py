@@ -16,6 +16,7 @@ from typing import Any
 
 from smg_grpc_servicer.core.errors import FailedPrecondition, InvalidArgument
 from smg_grpc_servicer.core.types import (
+    SCALARS,
     Constraint,
     EmbedSpec,
     GenerateSpec,
@@ -119,15 +120,7 @@ class RequestBuilder:
         overflow.check(sampling)
         # Only what differs from SGLang's default is named: each one costs on every request.
         given: dict[str, Any] = {"max_new_tokens": sampling.max_tokens}
-        for name in (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "frequency_penalty",
-            "presence_penalty",
-            "repetition_penalty",
-        ):
+        for name in SCALARS:
             value = getattr(sampling, name)
             if value is not None:
                 given[name] = value
