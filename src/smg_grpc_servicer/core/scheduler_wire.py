@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from smg_grpc_servicer.core import facts as config
 from smg_grpc_servicer.core.errors import InvalidArgument
@@ -23,6 +23,9 @@ CONSTRAINTS = {
 class SchedulerWire(Wire):
     """Calls that both have alike."""
 
+    version_field: ClassVar[str]
+    """Of GetServerInfo: the engine's release."""
+
     def abort_ids(self, request: Message) -> Sequence[str]:
         return [request.request_id]
 
@@ -38,6 +41,7 @@ class SchedulerWire(Wire):
         answer.scheduler_info.CopyFrom(config.to_struct(facts.scheduler_info))
         capacity = config.count(facts.scheduler_info.get("max_total_num_tokens"))
         answer.max_total_num_tokens = capacity or 0
+        setattr(answer, self.version_field, facts.version or "")
         return answer
 
 

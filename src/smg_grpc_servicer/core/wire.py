@@ -175,8 +175,6 @@ class Wire(ABC):
             last_receive_timestamp=live.last_receive_at,
             uptime_seconds=live.uptime_seconds,
             start_time=started,
-            sglang_version=facts.version,
-            tokenspeed_version=facts.version,
         )
 
     # What not every proto has.

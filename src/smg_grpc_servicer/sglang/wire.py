@@ -48,6 +48,7 @@ class SglangWire(SchedulerWire):
 
     service: ClassVar[str] = "sglang.grpc.scheduler.SglangScheduler"
     proto: ClassVar[Any] = pb
+    version_field: ClassVar[str] = "sglang_version"
     paths: ClassVar[Mapping[str, str]] = {
         "prompt": "tokenized.input_ids",
         "max_tokens": "sampling_params.max_new_tokens",

@@ -35,6 +35,7 @@ class TokenSpeedWire(SchedulerWire):
 
     service: ClassVar[str] = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
     proto: ClassVar[Any] = pb
+    version_field: ClassVar[str] = "tokenspeed_version"
     paths: ClassVar[Mapping[str, str]] = {
         "prompt": "tokenized.input_ids",
         "max_tokens": "sampling_params.max_new_tokens",
