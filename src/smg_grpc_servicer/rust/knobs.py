@@ -33,8 +33,6 @@ class RustKnobs:
     """Of a connected engine with requests in flight."""
     prefill_tokens_per_second: int = 2000
     """Long prompts extend that silence at this pace; 0 does not."""
-    kv_events: bool = True
-    """Turn the engine's publisher on when its own flags do not say."""
     socket_dir: Path | None = None
     """None: `socket_dir.default()`."""
     worker_threads: int | None = None
@@ -117,13 +115,6 @@ def _settings(engine: str) -> tuple[Setting[Any], ...]:
             2000,
             "the pace at which long prompts extend that silence; 0 = they do not",
             env=f"{prefix}_PREFILL_TOKENS_PER_SEC",
-        ),
-        Setting(
-            "kv_events",
-            parsers.BOOLEAN,
-            True,
-            "publish KV events when the engine's own flags do not say",
-            env=f"{prefix}_KV_EVENTS",
         ),
         Setting(
             "socket_dir",

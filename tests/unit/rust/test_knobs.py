@@ -19,7 +19,6 @@ def test_defaults_are_the_published_ones() -> None:
         startup_ceiling_seconds=14400,
         silence_seconds=300,
         prefill_tokens_per_second=2000,
-        kv_events=True,
         socket_dir=None,
         worker_threads=None,
         asked={},
@@ -31,19 +30,16 @@ def test_what_was_set_is_known_by_its_variable() -> None:
         "sglang",
         {
             "SMG_SGLANG_SERVICER_DRAIN_SECS": "0",
-            "SMG_SGLANG_SERVICER_KV_EVENTS": "off",
             "SMG_VLLM_SERVICER_SILENCE_TIMEOUT_SECS": "1",
             "SMG_ZMQ_SOCKET_DIR": "~/sockets",
             "SMG_SGLANG_SERVICER_STARTUP_TIMEOUT_SECS": " ",
         },
     )
     assert found.drain_seconds == 0
-    assert not found.kv_events
     assert found.silence_seconds == 300
     assert found.socket_dir == Path("~/sockets").expanduser()
     assert found.asked == {
         "drain_seconds": "SMG_SGLANG_SERVICER_DRAIN_SECS",
-        "kv_events": "SMG_SGLANG_SERVICER_KV_EVENTS",
         "socket_dir": "SMG_ZMQ_SOCKET_DIR",
     }
 
@@ -58,7 +54,6 @@ def test_what_was_set_is_known_by_its_variable() -> None:
         ("STARTUP_CEILING_SECS", "-1"),
         ("SILENCE_TIMEOUT_SECS", "0"),
         ("PREFILL_TOKENS_PER_SEC", "1.5"),
-        ("KV_EVENTS", "maybe"),
         # More than the wheel's types hold: it would name a keyword that nobody has heard of.
         ("DRAIN_SECS", "1e300"),
         ("STARTUP_TIMEOUT_SECS", "1e10"),
@@ -76,7 +71,8 @@ def test_refused(name: str, text: str) -> None:
 def test_all_faults_at_once() -> None:
     with pytest.raises(ConfigError) as told:
         knobs.resolve(
-            "vllm", {"SMG_VLLM_SERVICER_DRAIN_SECS": "x", "SMG_VLLM_SERVICER_KV_EVENTS": "x"}
+            "vllm",
+            {"SMG_VLLM_SERVICER_DRAIN_SECS": "x", "SMG_VLLM_SERVICER_SILENCE_TIMEOUT_SECS": "x"},
         )
     assert len(str(told.value).splitlines()) == 2
 
