@@ -140,16 +140,9 @@ class Mailbox:
         if waiting is None or waiting.finish is not None or self._error is not None:
             self.put(Delta(index, list(token_ids)))
             return
-        pulse = self._pulse
-        pulse.last_output = now = monotonic()
+        self._pulse.last_output = now = monotonic()
         waiting.token_ids += token_ids
-        # `_grow`, without the call: this is once per token.
-        self._size += (amount := len(token_ids))
-        pulse.pending += amount
-        if self._size > self._limit:
-            self.overflow()
-        elif pulse.pending > MAX_PENDING_IN_ALL:
-            pulse.on_overflow()
+        self._grow(len(token_ids))
         if not self._ready:
             self._tell(now, urgent=False)
 
