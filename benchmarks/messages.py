@@ -5,6 +5,7 @@
 Three servers take turns under the same client: a handler that yields one ready message again and
 again; ours held to one token per message; ours sending what has piled up together. Both of ours
 have an engine that is faster than the writer: eight tokens a step. CPU is the server process's own.
+Streams have 300 tokens and more, so that messages count; `vllm_servicer.py` has short requests.
 """
 
 from __future__ import annotations

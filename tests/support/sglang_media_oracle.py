@@ -16,6 +16,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from tests.support.sglang_oracle import offline
+
 SIZES = ((64, 64), (96, 64), (128, 160))
 TEXT = "<|im_start|>user\nlook <|vision_start|><|image_pad|><|vision_end|> here<|im_end|>\n"
 TOKENS = 8
@@ -49,22 +51,13 @@ def sent(processor: Any, config: dict[str, Any], image: Any) -> dict[str, Any]:
 
 def main() -> None:
     out, model = sys.argv[1:]
-    import sglang
     from transformers import AutoProcessor
 
     images = [picture(at) for at in range(len(SIZES))]
     config = json.loads((Path(model) / "config.json").read_text())
     processor = AutoProcessor.from_pretrained(model)
     found = [sent(processor, config, image) for image in images]
-    engine = sglang.Engine(
-        model_path=model,
-        device="cpu",
-        attention_backend="torch_native",
-        dtype="float32",
-        mem_fraction_static=0.1,
-        max_total_tokens=8192,
-        page_size=4,
-    )
+    engine = offline(model)
     sampling = {"temperature": 0.0, "max_new_tokens": TOKENS, "ignore_eos": True}
     try:
         for image, each in zip(images, found, strict=True):

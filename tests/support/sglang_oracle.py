@@ -20,10 +20,11 @@ NAMES = {
 }
 
 
-def answers(model: str, cases: dict[str, Case]) -> dict[str, Any]:
+def offline(model: str, **more: Any) -> Any:
+    """SGLang's own Engine on a CPU."""
     import sglang
 
-    engine = sglang.Engine(
+    return sglang.Engine(
         model_path=model,
         device="cpu",
         attention_backend="torch_native",
@@ -31,8 +32,13 @@ def answers(model: str, cases: dict[str, Case]) -> dict[str, Any]:
         mem_fraction_static=0.1,
         max_total_tokens=8192,
         page_size=4,
-        grammar_backend="xgrammar",
-        constrained_json_disable_any_whitespace=True,
+        **more,
+    )
+
+
+def answers(model: str, cases: dict[str, Case]) -> dict[str, Any]:
+    engine = offline(
+        model, grammar_backend="xgrammar", constrained_json_disable_any_whitespace=True
     )
     try:
         return {name: _answer(engine, case) for name, case in cases.items()}

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+TO_OURSELVES = [("grpc.enable_http_proxy", 0)]
+"""Options of a channel to this very machine; gRPC would go through `http_proxy`."""
+
 
 def channel_options(max_receive_bytes: int, max_send_bytes: int) -> list[tuple[str, int]]:
     """Options for `grpc.aio.server`."""

@@ -123,7 +123,7 @@ def _is_over(pid: int) -> bool:
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        return False
+        pass  # somebody else's, or none that can be asked
     return False
 
 

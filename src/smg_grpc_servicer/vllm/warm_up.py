@@ -13,19 +13,16 @@ from typing import Any
 import grpc
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
 
+from smg_grpc_servicer.core.binding import TO_OURSELVES
 from smg_grpc_servicer.core.engine import Engine
 from smg_grpc_servicer.vllm.probe import positive, probe
 from smg_grpc_servicer.vllm.requests import has_kv_connector, managed_ranks
 from smg_grpc_servicer.warmup import inside
 from smg_grpc_servicer.warmup.plan import NOTHING, Plan, Request, Shape, make
-from smg_grpc_servicer.warmup.run import run
+from smg_grpc_servicer.warmup.run import FLUSH_SECONDS, run
 from smg_grpc_servicer.warmup.setting import WarmUpBudget
 
 log = logging.getLogger(__name__)
-
-FLUSH_SECONDS = 5.0
-_TO_ITSELF = [("grpc.enable_http_proxy", 0)]
-"""Where `http_proxy` is set, gRPC would go through it to this very machine."""
 
 
 def plan_of(vllm_config: Any, level: str, ranks: Sequence[int]) -> Plan:
@@ -63,7 +60,7 @@ async def in_process(budget: WarmUpBudget, async_llm: Any, engine: Engine) -> No
 
 async def over_grpc(plan: Plan, seconds: float, address: str) -> None:
     """Through the server at `host:port`, which lets in these ids while it is not ready."""
-    async with grpc.aio.insecure_channel(address, options=_TO_ITSELF) as channel:
+    async with grpc.aio.insecure_channel(address, options=TO_OURSELVES) as channel:
         stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
 
         async def send(request: Request) -> None:

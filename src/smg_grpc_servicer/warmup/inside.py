@@ -11,9 +11,7 @@ from smg_grpc_servicer.core.errors import Internal
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.types import Feature, GenerateSpec, Sampling
 from smg_grpc_servicer.warmup.plan import Plan, Request
-from smg_grpc_servicer.warmup.run import Outcome, run
-
-FLUSH_SECONDS = 5.0
+from smg_grpc_servicer.warmup.run import FLUSH_SECONDS, Outcome, run
 
 
 async def warm(engine: Engine, plan: Plan, seconds: float) -> Outcome:

@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 MOST_BARREN = 3
 """Steps in a row of which nothing was answered; after them nothing will be."""
-FLUSH_SECONDS = 10.0
+FLUSH_SECONDS = 5.0
+"""What an engine is given to empty its prefix cache; its answer may take as long again."""
 
 Send = Callable[[Request], Awaitable[None]]
 """Sends one request and returns when it has been answered; raises when it was not."""
@@ -76,7 +77,7 @@ async def run(
     )
     if flush is not None and plan.grid and outcome.answered:
         try:
-            await asyncio.wait_for(flush(), FLUSH_SECONDS)
+            await asyncio.wait_for(flush(), 2 * FLUSH_SECONDS)
         except Exception as error:
             words = str(error) or type(error).__name__
             log.info("warm-up: its prompts stay in the prefix cache: %s", words)

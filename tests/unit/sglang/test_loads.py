@@ -100,24 +100,31 @@ def test_the_aggregate_and_what_was_asked_for() -> None:
         loads_response(pb.GetLoadsRequest(include=["all", "nothing"]), rows, "1")
 
 
+class Hanging:
+    """A reading that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.readings = 0
+        self.reader = LoadReader(self._read)
+
+    def _read(self) -> list[Any]:
+        self.readings += 1
+        self.free.wait(10)
+        return [snapshot()]
+
+
 async def test_a_locked_file_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank stopped while it writes holds the lock: callers are told, and one reading waits."""
     monkeypatch.setattr(loads, "READ_SECONDS", 0.05)
-    free = threading.Event()
-    readings = []
-
-    def read() -> list[Any]:
-        readings.append(1)
-        free.wait(10)
-        return [snapshot()]
-
-    reader = LoadReader(read)
+    hanging = Hanging()
+    reader = hanging.reader
     for _ in range(3):
         with pytest.raises(DeadlineExceeded):
             await reader.read()
     assert reader.last_report() is None
-    assert len(readings) == 1
-    free.set()
+    assert hanging.readings == 1
+    hanging.free.set()
     await asyncio.to_thread(reader._thread.submit(lambda: None).result)
     assert len(await reader.read()) == 1
     reader.close()
@@ -126,21 +133,14 @@ async def test_a_locked_file_does_not_hold_up_the_loop(monkeypatch: pytest.Monke
 def test_a_reading_that_hangs_is_glanced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stall rule asks on the loop, again and again: it waits a single time, and queues none."""
     monkeypatch.setattr(loads, "GLANCE_SECONDS", 0.2)
-    free = threading.Event()
-    readings = []
-
-    def read() -> list[Any]:
-        readings.append(1)
-        free.wait(10)
-        return [snapshot()]
-
-    reader = LoadReader(read)
+    hanging = Hanging()
+    reader = hanging.reader
     began = time.monotonic()
     assert [reader.last_report() for _ in range(20)] == [None] * 20
     assert time.monotonic() - began < 2
-    free.set()
+    hanging.free.set()
     reader._thread.submit(lambda: None).result()
-    assert len(readings) == 1
+    assert hanging.readings == 1
     assert reader.last_report() is not None
     reader.close()
 

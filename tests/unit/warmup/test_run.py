@@ -45,6 +45,20 @@ class Engine:
         return await run(plan, self.send, seconds=seconds, flush=self.flush, clock=lambda: self.now)
 
 
+class Mute:
+    """Answers nobody; `out` are those who wait."""
+
+    def __init__(self) -> None:
+        self.out: set[str] = set()
+
+    async def send(self, request: Request) -> None:
+        self.out.add(request.request_id)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.out.remove(request.request_id)
+
+
 async def test_all_of_it_where_the_second_round_is_quicker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -99,19 +113,11 @@ async def test_an_engine_that_never_answers_costs_the_budget(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The budget bounds it; what is out then is cancelled, and serving goes on."""
-    out: set[str] = set()
-
-    async def send(request: Request) -> None:
-        out.add(request.request_id)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            out.remove(request.request_id)
-
-    outcome = await run(PLAN, send, seconds=0.05)
+    engine = Mute()
+    outcome = await run(PLAN, engine.send, seconds=0.05)
     assert outcome.ended == "its 0.05 s are over"
     assert outcome.answered == outcome.failed == 0
-    assert out == set()
+    assert engine.out == set()
     assert caplog.records[-1].levelno == logging.WARNING
 
 
@@ -145,27 +151,19 @@ async def test_an_engine_that_refuses_everything_is_left_alone() -> None:
 
 async def test_a_stop_cancels_what_is_out() -> None:
     """SIGTERM is a cancellation: it goes through, and no request is left behind."""
-    out: set[str] = set()
-
-    async def send(request: Request) -> None:
-        out.add(request.request_id)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            out.remove(request.request_id)
-
+    engine = Mute()
     flushed: list[bool] = []
 
     async def flush() -> None:
         flushed.append(True)
 
     plan = Plan("fast", 1000, (), (step("many", *range(1, 33)),))
-    warming = asyncio.create_task(run(plan, send, seconds=600, flush=flush))
-    await until(lambda: len(out) == 32)
+    warming = asyncio.create_task(run(plan, engine.send, seconds=600, flush=flush))
+    await until(lambda: len(engine.out) == 32)
     warming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await warming
-    assert out == set()
+    assert engine.out == set()
     assert flushed == []
 
 

@@ -21,12 +21,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from smg_grpc_proto.generated import mlx_engine_pb2 as pb
 from smg_grpc_proto.generated import mlx_engine_pb2_grpc as pb_grpc
 
+from smg_grpc_servicer.core.binding import TO_OURSELVES
 from smg_grpc_servicer.mlx import demo
 
 SERVICE = "mlx.grpc.engine.MlxEngine"
 START_SECONDS = 120.0
-NO_PROXY = [("grpc.enable_http_proxy", 0)]
-"""Where `http_proxy` is set, gRPC would go through it to this very machine."""
 LISTENING = re.compile(r"listening on grpc://(\S+)")
 
 
@@ -87,7 +86,7 @@ async def show_log(child: asyncio.subprocess.Process, found: asyncio.Future[str]
 
 
 async def until_serving(address: str) -> None:
-    async with grpc.aio.insecure_channel(address, options=NO_PROXY) as channel:
+    async with grpc.aio.insecure_channel(address, options=TO_OURSELVES) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(service=SERVICE)
         )
@@ -113,7 +112,7 @@ async def ask(address: str, question: str) -> None:
     shown = 0
     begin = perf_counter()
     complete: Any = None
-    async with grpc.aio.insecure_channel(address, options=NO_PROXY) as channel:
+    async with grpc.aio.insecure_channel(address, options=TO_OURSELVES) as channel:
         async for message in pb_grpc.MlxEngineStub(channel).Generate(request):
             if message.WhichOneof("response") == "complete":
                 complete = message.complete
