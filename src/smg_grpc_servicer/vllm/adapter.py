@@ -129,6 +129,10 @@ class VllmEngine(Engine):
 
     # Requests.
 
+    def waits_with(self, spec: GenerateSpec) -> bool:
+        """For a grammar, which vLLM compiles before it takes the request."""
+        return spec.sampling.constraint is not None
+
     async def submit(self, spec: GenerateSpec, out: Mailbox) -> None:
         try:
             await self._submit(spec, out)

@@ -65,6 +65,22 @@ async def test_a_cancel_while_vllm_takes_the_request_finds_it() -> None:
         assert llm.aborts == [(llm.calls[0].request_id, False)]
 
 
+async def test_an_abort_does_not_wait_for_a_grammar() -> None:
+    """A large schema compiles for seconds before vLLM takes the request."""
+    llm = StubAsyncLLM(step=slow)
+    llm.faults.hold_add = asyncio.Event()
+    async with served_vllm(llm) as server:
+        request = server.request(**LONG)
+        request.sampling_params.json_schema = "{}"
+        reading = asyncio.ensure_future(History(stream=True).record(server.stub.Generate(request)))
+        await until(lambda: llm.calls != [])
+        await server.stub.Abort(pb.AbortRequest(request_ids=["r"]))
+        history = await asyncio.wait_for(reading, 5)
+        assert history.complete().finish_reason == "abort"
+        await server.idle()
+        assert llm.aborts == [(llm.calls[0].request_id, False)]
+
+
 @EITHER
 async def test_an_abort_ends_the_stream_with_its_complete(kind: type[StubAsyncLLM]) -> None:
     async with served_vllm(kind(step=slow)) as server:
