@@ -88,6 +88,45 @@ def test_counts_come_from_the_report_and_the_exit_code(
     assert counts(runner, suite(runner, line, junit=True), tmp_path) == expected
 
 
+UNLUCKY = """
+import pathlib, pytest
+SEEN = pathlib.Path(__file__).with_name("seen")
+def test_good(): pass
+@pytest.mark.parametrize("at", range({count}))
+def test_bad(at):
+    tries = int(SEEN.read_text()) if SEEN.exists() else 0
+    SEEN.write_text(str(tries + 1))
+    assert tries >= {failures}
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "failures", "expected", "again"),
+    [
+        (2, 0, (3, 0, 0), 0),
+        (2, 2, (3, 0, 0), 2),
+        (2, 3, (1, 2, 0), 0),
+        (3, 3, (1, 3, 0), 0),
+    ],
+    ids=["good", "bad luck", "bad twice", "too many for bad luck"],
+)
+def test_a_few_that_failed_are_run_once_more(
+    runner: ModuleType,
+    tmp_path: Path,
+    count: int,
+    failures: int,
+    expected: tuple[int, int, int],
+    again: int,
+) -> None:
+    """And are told apart."""
+    (tmp_path / "test_it.py").write_text(UNLUCKY.format(count=count, failures=failures))
+    argv = ("{python}", "-m", "pytest", "-q", "-c", "/dev/null", f"--rootdir={tmp_path}")
+    step = runner.Step("pytest", (*argv, str(tmp_path)), junit=True)
+    done = runner.run_suite(runner.Suite("sample", "", ReadyVenv(), (step,)), False, tmp_path)
+    assert (done.counts.passed, done.counts.failed, done.counts.skipped) == expected
+    assert done.counts.again == again
+
+
 def test_a_report_that_was_never_written_is_a_failure(runner: ModuleType, tmp_path: Path) -> None:
     assert counts(runner, suite(runner, "pass", junit=True), tmp_path) == (0, 1, 0)
 
@@ -111,9 +150,11 @@ def test_the_closing_line_has_the_counts(
     runner: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sample = suite(runner, "pass", junit=True)
-    done = [runner.Outcome(sample, runner.Counts(3, 1, 0), 1.0)]
+    done = [runner.Outcome(sample, runner.Counts(3, 1, 0, again=2), 1.0)]
     assert runner.summary(done, []) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "3 passed, 1 failed"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "3 passed, 1 failed"
+    assert lines[-3] == "passed at the second try only: 2; the output above has why"
 
 
 def test_every_suite_has_its_lock(runner: ModuleType) -> None:

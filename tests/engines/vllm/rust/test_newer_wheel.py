@@ -203,7 +203,8 @@ async def test_a_drain_refuses_what_is_new_and_ends_with_the_last_request(seeing
     seeing.server.signal(SIGTERM)
     assert (await answers.read()).status == NOT_SERVING
     late = await client.generate(prompt(3), max_tokens=1)
-    assert (late.code, late.details) == (grpc.StatusCode.UNAVAILABLE, "servicer is draining")
+    # "servicer is draining", or a connection refused where the goodbye came first.
+    assert late.code is grpc.StatusCode.UNAVAILABLE
     history = await history.record(call)
     assert len(answer(history)[1]) == 400
     assert await seeing.server.exit_code(20) == 0, seeing.server.log
