@@ -76,9 +76,8 @@ def serve(kind: str, pipe: Connection) -> None:
     """A server process: tells its port, then its CPU seconds whenever asked, until told to end."""
 
     async def main() -> int:
-        if kind != "bare":
-            wakeups.gather(asyncio.get_running_loop())  # as our server does
-        server = grpc.aio.server(options=channel_options(2**29, 2**29))
+        make: Any = grpc.aio.server if kind == "bare" else wakeups.server
+        server = make(options=channel_options(2**29, 2**29))
         engine = FakeEngine(tokens_per_step=STEP)
         engine.facts = type(engine.facts)(model_path="fake", served_model_name="fake")
         if kind == "bare":

@@ -82,7 +82,6 @@ def launched(model: str) -> tuple[Any, Any]:
 async def ours(model: str, port_args: Any) -> Any:
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
-    from smg_grpc_servicer.core import wakeups
     from smg_grpc_servicer.core.health import StatusBoard
     from smg_grpc_servicer.core.types import ModelFacts, ServerFacts
     from smg_grpc_servicer.sglang.adapter import SglangEngine
@@ -94,7 +93,6 @@ async def ours(model: str, port_args: Any) -> Any:
     async def loads() -> list[Any]:
         return []
 
-    wakeups.gather(asyncio.get_running_loop())  # as our server does
     sockets = Sockets.bind(port_args, skip_tokenizer_init=False)
     manager = RequestManager(sockets, num_ranks=1, on_dead=print)
     await manager.start()
@@ -145,7 +143,12 @@ async def main(kind: str, model: str) -> None:
         assert scheduler.stdout is not None
         await asyncio.to_thread(scheduler.stdout.readline)
         await asyncio.sleep(0.5)  # its sockets connect
-    server = grpc.aio.server(options=OPTIONS)
+    make: Any = grpc.aio.server
+    if kind == "ours":
+        from smg_grpc_servicer.core import wakeups
+
+        make = wakeups.server
+    server = make(options=OPTIONS)
     pb_grpc.add_SglangSchedulerServicer_to_server(servicer, server)
     print("port", server.add_insecure_port("127.0.0.1:0"), flush=True)
     await server.start()

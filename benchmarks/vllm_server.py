@@ -171,15 +171,16 @@ class Bare(pb_grpc.VllmEngineServicer):
 async def main(kind: str) -> None:
     llm = BenchLLM()
     servicer: Any = Bare()
+    make: Any = grpc.aio.server
     if kind == "servicer":
         from smg_grpc_servicer.vllm.servicer import VllmEngineServicer
 
         if "coalesce_seconds" in inspect.signature(VllmEngineServicer).parameters:  # it is ours
             from smg_grpc_servicer.core import wakeups
 
-            wakeups.gather(asyncio.get_running_loop())  # as our server does
+            make = wakeups.server
         servicer = VllmEngineServicer(llm, time.time())
-    server = grpc.aio.server(options=OPTIONS)
+    server = make(options=OPTIONS)
     pb_grpc.add_VllmEngineServicer_to_server(servicer, server)
     print("port", server.add_insecure_port("127.0.0.1:0"), flush=True)
     await server.start()

@@ -16,7 +16,9 @@ from time import monotonic
 LAG = 0.00025
 """What a round may take before anything is held."""
 SHARE = 4
-"""Writing gets one part in so many of the loop's time, where a stream's wait allows that."""
+"""Writing gets one part in so many of the loop's time, where a stream's wait allows that,"""
+SMALL_SHARE = 16
+"""and so many where the engine computes on the processors that write."""
 SHORTEST = 0.01
 """A shorter window is not worth its timer."""
 LONGEST = 0.02
@@ -38,11 +40,13 @@ class Pace:
         "_streams",
         "_timer",
         "_woken",
+        "share",
         "window",
     )
 
     def __init__(self, longest: float = LONGEST) -> None:
         self._longest = longest
+        self.share = SHARE
         self.window = 0.0
         """How far apart a stream's messages are now."""
         self._held: list[Callable[[], None]] = []
@@ -76,7 +80,7 @@ class Pace:
         """A round took that long; for all streams it would be `part` times that."""
         lag = seconds * max(part, 1.0)
         if lag > LAG:
-            self.window = min(self._longest, max(SHARE * lag, SHORTEST))
+            self.window = min(self._longest, max(self.share * lag, SHORTEST))
         else:
             self.window = 0.0
 

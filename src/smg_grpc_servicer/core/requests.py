@@ -11,7 +11,7 @@ from time import monotonic
 
 from smg_grpc_servicer.core.errors import AlreadyExists, InvalidArgument
 from smg_grpc_servicer.core.mailbox import Mailbox, Pulse
-from smg_grpc_servicer.core.pace import LONGEST
+from smg_grpc_servicer.core.pace import LONGEST, SMALL_SHARE
 
 MAX_ID = 512
 """Characters of a request id; the gateway's have about 70."""
@@ -66,6 +66,10 @@ class RequestTable:
         self._pulse.on_overflow = self._give_up_fullest
         self._streams = 0
         self._streaming_since: float | None = None
+
+    def write_less(self) -> None:
+        """The engine computes on the processors that write: its time is dearer than a wait."""
+        self._pulse.pace.share = SMALL_SHARE
 
     @property
     def in_flight(self) -> int:

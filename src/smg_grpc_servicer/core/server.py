@@ -102,8 +102,7 @@ class GrpcServer:
         credentials = None
         if options.tls is not None:
             credentials = CertificateSource(options.tls).credentials()
-        wakeups.gather(asyncio.get_running_loop())
-        server = grpc.aio.server(
+        server = wakeups.server(
             interceptors=interceptors,
             options=channel_options(options.max_receive_bytes, options.max_send_bytes),
             maximum_concurrent_rpcs=options.max_concurrent_rpcs,

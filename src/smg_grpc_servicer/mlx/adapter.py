@@ -263,6 +263,11 @@ class MlxEngine(Engine):
             raise Unavailable("the model is not loaded")
         return self._facts
 
+    @property
+    def on_cpu(self) -> bool:
+        """The model runs on this machine's processors; known once it is loaded."""
+        return self._backend is not None and self._backend.device == "cpu"
+
     def server_facts(self) -> ServerFacts:
         version = None if self._backend is None else self._backend.versions.get("mlx-lm")
         return ServerFacts(

@@ -83,7 +83,13 @@ async def serve(values: Values, options: ServerOptions) -> int:
         servicer.wire.service,
     )
     sys.setswitchinterval(SWITCH_SECONDS)
-    life = Life(engine.start, engine.warm_up, engine.close, servicer.table.cut_all)
+
+    async def start() -> None:
+        await engine.start()
+        if engine.on_cpu:
+            servicer.table.write_less()
+
+    life = Life(start, engine.warm_up, engine.close, servicer.table.cut_all)
     try:
         return await server.serve(life, owns_process=True)
     finally:

@@ -6,7 +6,8 @@ import asyncio
 from time import monotonic
 
 from smg_grpc_servicer.core.mailbox import Mailbox, Pulse
-from smg_grpc_servicer.core.pace import LAG, LONGEST, SHORTEST, Pace
+from smg_grpc_servicer.core.pace import LAG, LONGEST, SHORTEST, SMALL_SHARE, Pace
+from smg_grpc_servicer.core.requests import RequestTable
 from smg_grpc_servicer.core.types import Delta, Finish
 
 
@@ -29,6 +30,17 @@ def test_the_window_follows_the_lag_and_closes_with_it() -> None:
     assert pace.window == LONGEST
     pace.took(LAG)
     assert pace.window == 0.0
+
+
+def test_writing_takes_a_smaller_part_where_the_engine_computes() -> None:
+    """On the same processors: a stream's messages are further apart for the same lag."""
+    table = RequestTable()
+    pace = table.admit("r", stream=True).mailbox._pulse.pace
+    pace.took(LONGEST / SMALL_SHARE)
+    assert pace.window == SHORTEST
+    table.write_less()
+    pace.took(LONGEST / SMALL_SHARE)
+    assert pace.window == LONGEST
 
 
 def test_a_part_of_the_writers_stands_for_all() -> None:

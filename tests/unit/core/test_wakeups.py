@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
@@ -52,9 +55,8 @@ def test_all_that_is_there_is_taken_in_one_turn(loop: str, monkeypatch: pytest.M
     monkeypatch.setattr(fcntl, "ioctl", counted)
 
     async def main() -> None:
-        wakeups.gather(asyncio.get_running_loop())
-        wakeups.gather(asyncio.get_running_loop())
-        server = grpc.aio.server()
+        await wakeups.server().stop(0)
+        server = wakeups.server()
         handler: Any = grpc.unary_stream_rpc_method_handler(echo)
         service = grpc.method_handlers_generic_handler("t.T", {"Echo": handler})
         server.add_generic_rpc_handlers((service,))
@@ -75,7 +77,7 @@ def test_all_that_is_there_is_taken_in_one_turn(loop: str, monkeypatch: pytest.M
 def test_other_readers_are_left_alone(loop: str) -> None:
     async def main() -> None:
         running = asyncio.get_running_loop()
-        wakeups.gather(running)
+        await wakeups.server().stop(0)
         here, there = socket.socketpair()
         with here, there:
             here.setblocking(False)
@@ -86,3 +88,55 @@ def test_other_readers_are_left_alone(loop: str) -> None:
             running.remove_reader(here)
 
     run(LOOPS[loop], main)
+
+
+THREADS = """
+import asyncio, os, threading, grpc
+{first}
+from smg_grpc_servicer.core import wakeups
+
+async def main():
+    server = wakeups.server()
+    server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    (poller,) = [t for t in threading.enumerate() if "poll" in t.name]
+    mine = os.sched_getscheduler(0)
+    plain = await asyncio.to_thread(os.sched_getscheduler, 0)
+    print(mine, os.sched_getscheduler(poller.native_id), plain)
+    await server.stop(0)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the policy is Linux's")
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        ("", [os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_OTHER]),
+        (
+            "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))",
+            [os.SCHED_IDLE, os.SCHED_IDLE, os.SCHED_IDLE],
+        ),
+    ],
+    ids=["ours", "the operator's"],
+)
+def test_threads_of_grpc_let_the_loop_go_first(first: str, expected: list[int]) -> None:
+    """And no other thread does; a policy that was chosen for the process stays."""
+    script = THREADS.format(first=first)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert [int(word) for word in done.stdout.split()] == expected
+
+
+def test_a_sandbox_that_forbids_it_gets_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*args: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden, raising=False)
+
+    async def main() -> None:
+        await wakeups.server().stop(0)
+
+    run(LOOPS["asyncio"], main)

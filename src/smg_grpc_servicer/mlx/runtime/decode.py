@@ -1,14 +1,15 @@
 """The rows that are generating: one batch, one model call per step.
 
 A row joins with all of its prompt but the last token in its caches; that token is its first
-step's input, so the first output token is sampled like every other. The next step is launched
-before the previous one is read: inputs stay on the device.
+step's input, so the first output token is sampled like every other. The next step is built before
+the previous one is read: inputs stay on the device.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,9 +27,16 @@ Model = Callable[..., Any]
 
 
 class DecodeBatch:
-    def __init__(self, model: Model, prefix: PrefixCache) -> None:
+    def __init__(
+        self,
+        model: Model,
+        prefix: PrefixCache,
+        around: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """`around` is entered for every call of the model."""
         self.rows: list[Row] = []
         self._model = model
+        self._around = around or nullcontext()
         self._prefix = prefix
         self._caches: kv.Caches = []
         self._inputs: Any = None
@@ -59,14 +67,17 @@ class DecodeBatch:
         gone = set(going)
         self._keep([i for i in range(count) if i not in gone])
 
-    def launch(self) -> Step:
-        """Start the next step of all rows. Raises StepFailed; no row has advanced then."""
+    def build(self) -> Step:
+        """The next step of all rows, not started. Raises StepFailed; no row has advanced then."""
         before = kv.sizes(self._caches)
         try:
-            step = self._build()
+            return self._build()
         except Exception as error:
             self._stale = True
             raise StepFailed(error, recoverable=kv.roll_back(self._caches, before)) from error
+
+    def launch(self, step: Step) -> None:
+        """Start the step that was just built. Raises StepFailed, which is not recoverable."""
         try:
             kv.launch(step.arrays())
         except Exception as error:
@@ -74,7 +85,6 @@ class DecodeBatch:
         self._inputs = step.tokens
         for row in self.rows:
             row.launched += 1
-        return step
 
     def find_culprits(self) -> list[tuple[Row, Exception]]:
         """Rows that make the next step fail, found by running halves of the batch on copies."""
@@ -96,7 +106,8 @@ class DecodeBatch:
         self._keep([])
 
     def _build(self) -> Step:
-        logits = self._model(self._inputs[:, None], cache=self._caches)[:, -1, :]
+        with self._around:
+            logits = self._model(self._inputs[:, None], cache=self._caches)[:, -1, :]
         if logits.dtype != mx.float32:
             logits = logits.astype(mx.float32)
         if self._stale:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ import mlx.core as mx
 
 from smg_grpc_servicer.core.types import Finish
 from smg_grpc_servicer.mlx.runtime import caches as kv
+from smg_grpc_servicer.mlx.runtime import rotary
 from smg_grpc_servicer.mlx.runtime.decode import DecodeBatch
 from smg_grpc_servicer.mlx.runtime.inbox import Inbox
 from smg_grpc_servicer.mlx.runtime.job import Event, Row, describe
@@ -62,7 +64,11 @@ class Worker:
         kv.prove(model)
         reusable = batchable and all(c.is_trimmable() for c in kv.make(model))
         self.prefix = PrefixCache(limits.prompt_cache_bytes if reusable else 0)
-        self._batch = DecodeBatch(model, self.prefix)
+        on_cpu = mx.default_device() == mx.cpu
+        around = rotary.share(model) if on_cpu and batchable else nullcontext()
+        self._batch = DecodeBatch(model, self.prefix, around)
+        # On a CPU mlx runs ahead by ten operations; a GPU takes a whole step and must not be idle.
+        self._launch_waits = on_cpu
         self._prefill = Prefill(model, lambda: kv.make(model), self.prefix, limits.budget)
         self._failures = 0
         self._failed_rows = 0
@@ -125,13 +131,31 @@ class Worker:
             self._settle()
             return
         try:
-            step = self._batch.launch()
+            step = self._batch.build()
         except StepFailed as failure:
             self._recover(failure)
             return
-        self._settle()
+        if self._launch_waits:
+            # Nearly a step's time, which tokens would wait; whoever sends them has it now.
+            self._settle()
+            self._hand_over()
+        if not self._launch(step):
+            return
+        if not self._launch_waits:
+            self._settle()
         # A step lost just now took this one's rows with it.
         self._pending = step if self._batch.rows else None
+
+    def _launch(self, step: Step) -> bool:
+        """Start it, unless the one before was lost and took its rows with it."""
+        if not self._batch.rows:
+            return False
+        try:
+            self._batch.launch(step)
+        except StepFailed as failure:
+            self._recover(failure)
+            return False
+        return True
 
     def _settle(self) -> None:
         """Read the step launched a turn ago."""

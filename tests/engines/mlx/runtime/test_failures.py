@@ -67,7 +67,9 @@ def test_a_row_that_leaves_before_its_first_step_costs_the_others_nothing(tiny: 
 
     batch.prune()
     for _ in range(3):
-        batch.launch().read()
+        step = batch.build()
+        batch.launch(step)
+        step.read()
 
     assert batch.find_culprits() == []
     assert stays.tokens[1:] == undisturbed(tiny.model, [[5]], 3)[0][:3]
