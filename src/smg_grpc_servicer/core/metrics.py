@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 TTFT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 GAP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -108,6 +109,8 @@ class RecordedMetrics(Metrics):
     inter_token: Histogram = field(default_factory=lambda: Histogram(GAP_BOUNDS))
     e2e: Histogram = field(default_factory=lambda: Histogram(E2E_BOUNDS))
     done: int = 0
+    others: Callable[[], Iterable[Any]] = tuple
+    """The engine's own Prometheus families, beside ours; on the scrape's thread."""
 
     @property
     def in_flight(self) -> int:

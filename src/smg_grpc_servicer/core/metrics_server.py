@@ -273,3 +273,10 @@ class _Registry:
             detail = kind(f"smg_servicer_{name}", text, labels=names)
             detail.add_metric(values, value)
             yield detail
+
+        try:
+            others = list(metrics.others())
+        except Exception:
+            log.exception("a scrape goes without the engine's own metrics")
+            others = []
+        yield from others

@@ -33,7 +33,7 @@ from smg_grpc_servicer.core.server import GrpcServer, Life
 from smg_grpc_servicer.core.tracing import Spans
 from smg_grpc_servicer.kv_events import auto
 from smg_grpc_servicer.kv_events.cursor import too_early
-from smg_grpc_servicer.vllm import impl, kv_events, log_lines, warm_up
+from smg_grpc_servicer.vllm import impl, kv_events, log_lines, stats, warm_up
 from smg_grpc_servicer.vllm.engine_life import EngineLife, Launcher, LauncherChanged
 from smg_grpc_servicer.vllm.headless import START_METHOD
 from smg_grpc_servicer.vllm.options import Plan, as_written, plan
@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 
 Implementation = Callable[[argparse.Namespace], Coroutine[Any, Any, int | None]]
 """Serves a launch; gives the exit code, or None for 0."""
+
+MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
+"""Where somebody else may collect what vLLM counts."""
 
 _SERVICE = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
 
@@ -101,7 +104,9 @@ async def serve(args: argparse.Namespace, asked: Plan, launcher: Launcher) -> in
     board = StatusBoard(stall_seconds=asked.values.get_value(STALL))
     metrics: Metrics | None = None
     if asked.server.metrics_port is not None:
-        metrics = RecordedMetrics("vllm", model_name(args), state=lambda: board.condition)
+        metrics = RecordedMetrics(
+            "vllm", model_name(args), state=lambda: board.condition, others=stats.families
+        )
     spans = tracing.configure("smg-grpc-servicer-vllm")
     late = LateService(
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server,
@@ -117,8 +122,14 @@ async def serve(args: argparse.Namespace, asked: Plan, launcher: Launcher) -> in
         late.fill(made)
         return made
 
+    def build() -> Any:
+        async_llm = launcher.build(args)
+        if metrics is None and MULTIPROC not in os.environ:
+            stats.without_prometheus(async_llm)
+        return async_llm
+
     engine = EngineLife(
-        lambda: launcher.build(args),
+        build,
         servicer,
         stats_seconds=None if args.disable_log_stats else launcher.envs.VLLM_LOG_STATS_INTERVAL,
         warm_up=partial(warm_up.in_process, asked.warm_up),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from smg_grpc_servicer.core.metrics import GAP_BOUNDS, Histogram, NullMetrics, RecordedMetrics
@@ -51,6 +52,23 @@ def test_what_a_request_leaves_behind() -> None:
     assert samples["smg_servicer_request_seconds_sum",] == pytest.approx(0.4)
     assert samples["smg_servicer_state", "serving"] == 1
     assert samples["smg_servicer_state", "draining"] == 0
+
+
+def broken() -> list[object]:
+    raise RuntimeError("the registry is closed")
+
+
+def test_an_engines_own_families_stand_beside_ours(caplog: pytest.LogCaptureFixture) -> None:
+    """And ours alone, when those cannot be had."""
+    metrics = RecordedMetrics("mlx", "demo", state=lambda: "serving")
+    own = CounterMetricFamily("vllm:steps", "Steps.", labels=["engine", "model"])
+    own.add_metric(["mlx", "demo"], 7)
+    metrics.others = lambda: [own]
+    samples = scrape(metrics)
+    assert samples["vllm:steps_total",] == 7
+    metrics.others = broken
+    assert scrape(metrics) == {key: value for key, value in samples.items() if "vllm" not in key[0]}
+    assert "without the engine's own metrics" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -198,10 +198,16 @@ KNOWN = {
 }
 
 
-def test_the_engine_is_built_as_the_launcher_builds_it() -> None:
-    launcher = Launcher.of(stock(**KNOWN))
+@pytest.mark.parametrize("remembers", [True, False])
+def test_the_engine_is_built_as_the_launcher_builds_it(remembers: bool) -> None:
+    """And vLLM's variables are read once from then on, where it can do that."""
+    done: list[str] = []
+    more = {"enable_envs_cache": lambda: done.append("remembered")} if remembers else {}
+    envs = SimpleNamespace(VLLM_LOG_STATS_INTERVAL=10.0, **more)
+    launcher = Launcher.of(stock(**{**KNOWN, "envs": envs}))
     args = argparse.Namespace(enable_log_requests=True, disable_log_stats=False)
     assert launcher.build(args) == ("config for openai", "openai", True, False)
+    assert done == ["remembered"] * remembers
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from time import monotonic
 from types import SimpleNamespace
 
 from smg_grpc_servicer.vllm.loads import HIT_RATE_REQUESTS, LoadTable, Tracked
-from smg_grpc_servicer.vllm.stats import RankStats, StatsListener
+from smg_grpc_servicer.vllm.stats import RankStats, StatsListener, without_prometheus
 
 IDLE = {"tracked": 0, "silent": 0, "silent_tokens": 0}
 
@@ -166,3 +166,20 @@ def test_what_a_warm_up_did_is_nobodys_load() -> None:
     mine.answered(4)
     assert books.loads({})[0].cache_hit_rate == 0.4
     mine.left()
+
+
+def test_a_logger_that_nobody_reads_is_taken_out() -> None:
+    """vLLM's for Prometheus, and no other."""
+
+    class PrometheusStatLogger: ...
+
+    class LoggingStatLogger: ...
+
+    kept = LoggingStatLogger()
+    loggers = [PrometheusStatLogger(), kept]
+    listener = StatsListener()
+    llm = SimpleNamespace(logger_manager=SimpleNamespace(stat_loggers=loggers))
+    assert listener.attach(llm)
+    without_prometheus(llm)
+    assert loggers == [kept, listener]
+    without_prometheus(SimpleNamespace(logger_manager=None))

@@ -61,7 +61,7 @@ class Warm:
 
 @pytest.fixture(scope="session")
 async def warm(offline: Any, model: Path, home: Path) -> AsyncIterator[Warm]:
-    flags = ("--served-model-name", NAME, *ENGINE)
+    flags = ("--served-model-name", NAME, "--metrics-port", "0", *ENGINE)
     async with serving(home, model, *flags, env=WARMED) as process:
         async with connected(process.address, VLLM) as first:
             loads = await first.stub.GetLoads(first.pb.GetLoadsRequest())

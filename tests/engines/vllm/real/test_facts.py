@@ -7,13 +7,17 @@ import hashlib
 import io
 import json
 import math
+import re
 import time
 import zipfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from smg_grpc_proto.generated import common_pb2
 
 from smg_grpc_servicer.testing.history import check
@@ -186,3 +190,25 @@ async def test_the_log_says_what_it_serves_and_no_more(server: Server, client: C
         await client.ids(prompt(4, 55 + at), max_tokens=2)
     grown = [line for line in server.log.splitlines()[before:] if "loggers.py" not in line]
     assert grown == []
+
+
+async def test_vllms_own_metrics_are_scraped_beside_ours(server: Server, client: Client) -> None:
+    before = await scraped(server)
+    await client.ids(prompt(5), max_tokens=7)
+    after = await scraped(server)
+    made = {name: after[name] - before[name] for name in after if name.endswith("_total")}
+    assert made["vllm:generation_tokens_total"] == 7
+    assert made["smg_servicer_generated_tokens_total"] == 7
+    assert after["vllm:time_to_first_token_seconds_count"] >= 1
+
+
+async def scraped(server: Server) -> dict[str, float]:
+    """Values by name, added up over their labels."""
+    where = re.search(r"metrics on (http://\S+)", server.log)
+    assert where is not None
+    text = (await asyncio.to_thread(urlopen, where[1], timeout=10)).read().decode()
+    values: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            values[sample.name] += sample.value
+    return values
