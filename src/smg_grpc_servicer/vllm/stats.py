@@ -8,16 +8,19 @@ it prefills a long prompt. With `--disable-log-stats` there is none to be heard.
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 log = logging.getLogger(__name__)
 
+_PROMETHEUS = "vllm.v1.metrics.prometheus"
+
 
 def without_prometheus(async_llm: Any) -> None:
     """Take vLLM's own Prometheus logger out: with no endpoint nobody reads its figures, and they
-    take a tenth of the launcher's time at 256 streams (`benchmarks/vllm_real.py`).
+    take a tenth of the launcher's time at 256 streams, by a profile.
     """
     loggers = getattr(getattr(async_llm, "logger_manager", None), "stat_loggers", None)
     if isinstance(loggers, list):
@@ -26,9 +29,9 @@ def without_prometheus(async_llm: Any) -> None:
 
 def families() -> list[Any]:
     """What vLLM counts for Prometheus, `vllm:*`; nothing while it loads."""
-    from vllm.v1.metrics.prometheus import get_prometheus_registry
-
-    found = get_prometheus_registry().collect()
+    # Not imported here: a scrape's thread would meet the one that is loading it.
+    registry = getattr(sys.modules.get(_PROMETHEUS), "get_prometheus_registry", None)
+    found = () if registry is None else registry().collect()
     return [family for family in found if family.name.startswith("vllm:")]
 
 

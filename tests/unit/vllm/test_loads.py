@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from time import monotonic
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from smg_grpc_servicer.vllm.loads import HIT_RATE_REQUESTS, LoadTable, Tracked
-from smg_grpc_servicer.vllm.stats import RankStats, StatsListener, without_prometheus
+from smg_grpc_servicer.vllm.stats import RankStats, StatsListener, families, without_prometheus
+
+if TYPE_CHECKING:
+    import pytest
 
 IDLE = {"tracked": 0, "silent": 0, "silent_tokens": 0}
 
@@ -166,6 +171,21 @@ def test_what_a_warm_up_did_is_nobodys_load() -> None:
     mine.answered(4)
     assert books.loads({})[0].cache_hit_rate == 0.4
     mine.left()
+
+
+def test_families_are_vllms_own_and_none_before_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = "vllm.v1.metrics.prometheus"
+    for loading in (None, SimpleNamespace()):
+        monkeypatch.setitem(sys.modules, module, loading)
+        assert families() == []
+    found = [SimpleNamespace(name=name) for name in ("vllm:steps", "python_info")]
+    loaded = SimpleNamespace(
+        get_prometheus_registry=lambda: SimpleNamespace(collect=lambda: iter(found))
+    )
+    monkeypatch.setitem(sys.modules, module, loaded)
+    assert families() == found[:1]
 
 
 def test_a_logger_that_nobody_reads_is_taken_out() -> None:

@@ -13,10 +13,11 @@ import pytest
 from smg_grpc_servicer.core.errors import AlreadyExists, Exhausted, InvalidArgument, Unavailable
 from smg_grpc_servicer.core.types import Sampling
 from smg_grpc_servicer.mlx.model import arrays
+from smg_grpc_servicer.mlx.runtime import caches as kv
 from smg_grpc_servicer.mlx.runtime.inbox import Inbox
 from smg_grpc_servicer.mlx.runtime.job import Job
 from smg_grpc_servicer.mlx.runtime.loop import GenerationLoop
-from tests.support.mlx_loop import GREEDY, Sink, running
+from tests.support.mlx_loop import GREEDY, Sink, generate, running
 
 
 class Gate:
@@ -254,3 +255,31 @@ def test_an_inbox_forgets_what_it_was_told_has_ended() -> None:
     assert inbox.take(wait=False) == ([], [], False)
     inbox.finish(["a"])
     assert inbox.statistics() == {"in_flight": 0, "queued": 0, "cancelling": 0}
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["a CPU", "a GPU"])
+def test_when_a_step_is_read(
+    tiny: Any, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """Where the launch of the next step waits for it: before that. Else behind it, so that the
+    device is never idle. The answers are the same.
+    """
+    known: list[int] = []
+    with running(tiny.model) as (loop, sink):
+        want = generate(loop, sink, prompts[:3], 12, "want")
+        worker = loop._worker
+        assert worker is not None
+        assert worker._launch_waits
+        worker._launch_waits = waits
+        plain = kv.launch
+
+        def launch(arrays: list[Any]) -> None:
+            known.append(len(sink.ids.get("one", ())))
+            plain(arrays)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(kv, "launch", launch)
+            loop.submit(Job("one", prompts[0], 6, GREEDY))
+            sink.ended("one")
+        assert generate(loop, sink, prompts[:3], 12, "got") == want
+    assert known == ([0, 1, 2, 3, 4, 5] if waits else [0, 0, 1, 2, 3, 4])

@@ -93,3 +93,16 @@ def test_layers_at_other_positions_do_not_share(shift: int, computed: list[int])
     rotary.share(model)
     assert {type(rope) for rope in model.ropes} == {nn.RoPE if shift else rotary.SharedRoPE}
     assert len(computed) == 1
+
+
+def test_a_model_that_runs_no_two_rows_is_left_alone() -> None:
+    model = Odd(0)
+
+    def refuse(inputs: mx.array) -> mx.array:
+        if len(inputs) > 1:
+            raise ValueError("one row only")
+        return nn.Embedding(16, 8)(inputs)
+
+    model.embedding = refuse
+    rotary.share(model)
+    assert {type(rope) for rope in model.ropes} == {nn.RoPE}
