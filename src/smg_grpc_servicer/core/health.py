@@ -60,6 +60,8 @@ class StatusBoard:
         self.state = State.LOADING
         self.death: str | None = None
         """Why the engine is dead, or None."""
+        self.unsent = 0
+        """Requests that are over but for their last message, which gRPC may still be sending."""
         self._rule = StallRule(stall_seconds)
         self._clock = clock
         self._subscribers: set[Callable[[], None]] = set()
@@ -93,7 +95,7 @@ class StatusBoard:
 
     @property
     def in_flight(self) -> int:
-        return self.progress.in_flight if self.progress is not None else 0
+        return self.unsent + (self.progress.in_flight if self.progress is not None else 0)
 
     @property
     def reason(self) -> str:
@@ -144,6 +146,11 @@ class StatusBoard:
         """Let a drain see that it may be over."""
         if self.state is State.DRAINING and self.in_flight == 0:
             self._tell()
+
+    def request_sent(self, _: Any = None) -> None:
+        """One of the `unsent` is sent, or will never be."""
+        self.unsent -= 1
+        self.request_left()
 
     def refresh(self) -> None:
         """Apply the stall rule now instead of at the next timer."""

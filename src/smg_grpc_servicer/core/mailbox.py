@@ -25,7 +25,7 @@ MAX_PENDING_IN_ALL = 4_000_000
 class Pulse:
     """What all mailboxes of a server share; times are `monotonic` seconds."""
 
-    __slots__ = ("last_output", "on_overflow", "owed", "owed_since", "pace", "pending")
+    __slots__ = ("_woken", "last_output", "on_overflow", "owed", "owed_since", "pace", "pending")
 
     def __init__(self, longest_hold: float = LONGEST) -> None:
         self.pace = Pace(longest_hold)
@@ -38,6 +38,18 @@ class Pulse:
         self.pending = 0
         """Tokens and log-probabilities that wait in all mailboxes."""
         self.on_overflow: Callable[[], None] = lambda: None
+        self._woken: list[Callable[[], None]] = []
+
+    def soon(self, wake: Callable[[], None]) -> None:
+        """Call it in the loop's next turn, with all others of this one."""
+        self._woken.append(wake)
+        if len(self._woken) == 1:
+            asyncio.get_running_loop().call_soon(self._wake_all)
+
+    def _wake_all(self) -> None:
+        woken, self._woken = self._woken, []
+        for wake in woken:
+            wake()
 
 
 class Mailbox:
@@ -52,6 +64,7 @@ class Mailbox:
         "_fresh",
         "_held",
         "_limit",
+        "_listener",
         "_open",
         "_owed",
         "_pending",
@@ -84,6 +97,7 @@ class Mailbox:
         self._owed = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._listener: Callable[[], None] | None = None
         self._ready = False
         """The writer may take what waits."""
         self._ready_at = 0.0
@@ -166,6 +180,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Nobody reads any more."""
+        self._listener = None
         self._drop()
         self._settle()
 
@@ -208,6 +223,21 @@ class Mailbox:
         if not pending and self._open:
             self._ready = False
         return delta
+
+    @property
+    def over(self) -> bool:
+        """Nothing waits and nothing more will come."""
+        return not self._open and not self._pending and self._error is None
+
+    def check(self) -> None:
+        """:raises Exception: what `fail` or `cut` was given, once all before it was taken."""
+        if self._error is not None and not self._pending:
+            raise self._error
+
+    def listen(self, woken: Callable[[], None]) -> None:
+        """Call `woken` now and whenever `take` may have something or the stream is over."""
+        self._listener = woken
+        woken()
 
     async def wait(self) -> bool:
         """Wait until `take` has something (True) or the stream is over (False).
@@ -292,6 +322,8 @@ class Mailbox:
 
     def _wake(self) -> None:
         self._ready = True
+        if self._listener is not None:
+            self._pulse.soon(self._listener)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

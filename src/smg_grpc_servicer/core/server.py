@@ -29,7 +29,6 @@ from smg_grpc_servicer.core.metrics_server import MetricsServer, require_extra
 from smg_grpc_servicer.core.options import ServerOptions
 from smg_grpc_servicer.core.process import ExitGuard, signals
 from smg_grpc_servicer.core.tls import CertificateSource
-from smg_grpc_servicer.core.unparsed import RefuseUnparsed
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +36,8 @@ STOP_GRACE = 1.0
 """Seconds in which calls that were cut get their status out before they are cancelled."""
 LAME_DUCK = 0.1
 """Seconds for which the server goes on refusing calls after its drain."""
+YOUNG = 10_000
+"""Objects that may be new before Python looks for garbage among them."""
 
 
 async def _nothing() -> None:
@@ -98,7 +99,6 @@ class GrpcServer:
             if options.auth_token_file is not None:
                 sources.append(TokenFile(options.auth_token_file))
             interceptors.append(BearerAuth(*sources))
-        interceptors.append(RefuseUnparsed())
         credentials = None
         if options.tls is not None:
             credentials = CertificateSource(options.tls).credentials()
@@ -187,6 +187,8 @@ class GrpcServer:
         # 0.3 s, for which every stream would wait.
         gc.collect()
         gc.freeze()
+        # A step's outputs for some hundred streams are no garbage while they are on their way.
+        gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
         self.board.serving()
 
     def _over(self, up: asyncio.Task[None]) -> bool:

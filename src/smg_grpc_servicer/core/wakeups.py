@@ -1,4 +1,4 @@
-"""A server whose threads of gRPC leave the event loop more of its time.
+"""A server of grpc.aio that costs the event loop less, for each message and each request.
 
 A thread of grpc.aio puts each completed operation (a message that is sent, a request that came) in
 a queue and writes one byte to a socket that the loop watches. That costs the loop twice.
@@ -11,6 +11,10 @@ a queue and writes one byte to a socket that the loop watches. That costs the lo
   sched(7).
 
 Together they take a third off what a message costs (`benchmarks/vllm_servicer.py`).
+
+Generated code adds a service twice, by a handler and by its methods one by one. For the second
+`grpc.aio` waits on every method of the server anew after each request, a tenth of what a short
+request costs, so it is left out. Source: `_server_main_loop` in grpcio's `server.pyx.pxi`.
 """
 
 from __future__ import annotations
@@ -22,12 +26,14 @@ import socket
 import sys
 import termios
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import grpc
+
+from smg_grpc_servicer.core.handlers import Handler, Handlers
 
 
 def server(**options: Any) -> grpc.aio.Server:
@@ -38,7 +44,39 @@ def server(**options: Any) -> grpc.aio.Server:
     """
     _gather(asyncio.get_running_loop())
     with _yielding_threads():
-        return grpc.aio.server(**options)
+        return _Server(grpc.aio.server(**options))
+
+
+class _Server(grpc.aio.Server):
+    """`grpc.aio`'s own, with services added in our way."""
+
+    def __init__(self, inner: grpc.aio.Server) -> None:
+        self._inner = inner
+
+    def add_generic_rpc_handlers(
+        self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]
+    ) -> None:
+        self._inner.add_generic_rpc_handlers(tuple(map(Handlers, generic_rpc_handlers)))
+
+    def add_registered_method_handlers(
+        self, service_name: str, method_handlers: Mapping[str, Handler]
+    ) -> None:
+        """The same methods again; see the module."""
+
+    def add_insecure_port(self, address: str) -> int:
+        return self._inner.add_insecure_port(address)
+
+    def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int:
+        return self._inner.add_secure_port(address, server_credentials)
+
+    async def start(self) -> None:
+        await self._inner.start()
+
+    async def stop(self, grace: float | None) -> None:
+        await self._inner.stop(grace)
+
+    async def wait_for_termination(self, timeout: float | None = None) -> bool:
+        return await self._inner.wait_for_termination(timeout)
 
 
 @contextmanager

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
 
+from smg_grpc_servicer.core.handlers import Handlers
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.options import ServerOptions
 from smg_grpc_servicer.core.server import GrpcServer
 from smg_grpc_servicer.core.servicer import CoreServicer
-from smg_grpc_servicer.core.unparsed import RefuseUnparsed
 from smg_grpc_servicer.testing.dialects import DIALECTS
 from smg_grpc_servicer.testing.fake_engine import FakeEngine
 from smg_grpc_servicer.testing.servicers import servicer_for
@@ -129,29 +130,34 @@ def _handlers() -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
     }
 
 
-async def test_a_handler_is_wrapped_once() -> None:
+class Called:
+    """gRPC's question about one call."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.invocation_metadata = ()
+
+
+class Given(grpc.GenericRpcHandler):
+    def __init__(self) -> None:
+        self.handlers = _handlers()
+
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        return self.handlers.get(handler_call_details.method)
+
+
+def test_a_handler_is_made_once() -> None:
     """A call pays for a look into a dict; names that no service has are not collected."""
-    handlers = _handlers()
-    guard = RefuseUnparsed()
+    given = Given()
+    ours = Handlers(given)
 
-    class Details:
-        def __init__(self, method: str) -> None:
-            self.method = method
-            self.invocation_metadata: tuple[tuple[str, str | bytes], ...] = ()
-
-    async def find(details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        return handlers.get(details.method)
-
-    async def asked(method: str) -> object:
-        return await guard.intercept_service(find, Details(method))
-
-    first = await asked("message")
-    assert first is not handlers["message"]
-    assert await asked("message") is first
+    first = ours.service(Called("message"))
+    assert first is not given.handlers["message"]
+    assert ours.service(Called("message")) is first
     for name in ("bytes", "thread", "stream"):
-        assert await asked(name) is handlers[name]
+        assert ours.service(Called(name)) is given.handlers[name]
     for number in range(5):
-        assert await asked(f"unknown {number}") is None
-    assert set(guard._wrapped) == set(handlers)
-    handlers["message"] = _handlers()["message"]
-    assert await asked("message") is not first
+        assert ours.service(Called(f"unknown {number}")) is None
+    assert set(ours._made) == set(given.handlers)
+    given.handlers["message"] = _handlers()["message"]
+    assert ours.service(Called("message")) is not first
