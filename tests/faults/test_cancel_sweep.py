@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from smg_grpc_servicer.conformance.relay import Relay, relay
-from smg_grpc_servicer.core import failpoints
+from smg_grpc_servicer.core import failpoints, wakeups
 from smg_grpc_servicer.core.errors import Unavailable
 from smg_grpc_servicer.testing.dialects import DIALECTS
 from smg_grpc_servicer.testing.fake_engine import FakeEngine, Faults
@@ -24,6 +24,10 @@ NOTHING = {"in_flight": 0, "pending": 0, "open_choices": 0, "owed": 0}
 CHUNK_POINTS = ("before_write", "after_write")
 UNFINISHED_AT_ENGINE = ("after_submit", *CHUNK_POINTS)
 
+SERVERS: dict[str, Callable[..., grpc.aio.Server]] = {
+    "ours": wakeups.server,
+    "stock": grpc.aio.server,
+}
 Leave = Callable[[Served, Any, Relay], None]
 
 
@@ -41,16 +45,19 @@ def abort_rpc(server: Served, call: Any, between: Relay) -> None:
 
 @pytest.mark.parametrize("leave", [client_cancel, connection_cut, abort_rpc])
 @pytest.mark.parametrize(
-    ("point", "stream"),
+    ("server", "point", "stream"),
     [
-        (point, stream)
+        (server, point, stream)
+        for server in SERVERS
         for point in failpoints.NAMES
         for stream in (True, False)
         if stream or point not in CHUNK_POINTS
+        # On ours the last message is gRPC's to send, with the status.
+        if server == "stock" or point != "after_complete"
     ],
 )
 async def test_leaving_at_a_point_tells_the_engine_once(
-    point: str, stream: bool, leave: Leave
+    server: str, point: str, stream: bool, leave: Leave
 ) -> None:
     """T5, V1, P3: one abort when the engine has the request unfinished, none otherwise."""
     unfinished = point in UNFINISHED_AT_ENGINE
@@ -62,8 +69,8 @@ async def test_leaving_at_a_point_tells_the_engine_once(
         await hold.wait()
 
     async with (
-        served(DIALECT, engine) as server,
-        relay(server.address) as between,
+        served(DIALECT, engine, make=SERVERS[server]) as running,
+        relay(running.address) as between,
         grpc.aio.insecure_channel(between.address) as channel,
     ):
         with failpoints.arm(point, stay):
@@ -72,14 +79,14 @@ async def test_leaving_at_a_point_tells_the_engine_once(
             call = DIALECT.stub(channel).Generate(request)
             reading = asyncio.ensure_future(History(stream=stream).record(call))
             await asyncio.wait_for(reached.wait(), 5)
-            leave(server, call, between)
+            leave(running, call, between)
             if leave is abort_rpc:
                 hold.set()
-            await until(lambda: server.servicer.table.in_flight == 0)
+            await until(lambda: running.servicer.table.in_flight == 0)
             await asyncio.gather(reading, return_exceptions=True)
 
         assert engine.aborts == (["swept"] if unfinished else [])
-        assert server.servicer.statistics() == NOTHING
+        assert running.servicer.statistics() == NOTHING
         assert engine.statistics() == {"running": 0}
         if point in ("admitted", "before_submit"):
             assert engine.submitted == []
@@ -103,12 +110,15 @@ ENDLESS = 1_000_000
 """Output tokens: no stream comes to its end before it is cancelled, however busy the machine is."""
 
 
+@pytest.mark.parametrize("make", SERVERS.values(), ids=SERVERS)
 @pytest.mark.parametrize("reads", [True, False])
-async def test_sixty_cancels_of_busy_streams_are_sixty_aborts(reads: bool) -> None:
+async def test_sixty_cancels_of_busy_streams_are_sixty_aborts(
+    reads: bool, make: Callable[..., grpc.aio.Server]
+) -> None:
     """V1: a fast engine, so that the cancel often lands while a message is being written."""
     engine = FakeEngine(tokens_per_step=5)
     engine.facts = replace(engine.facts, max_context_length=2 * ENDLESS)
-    async with served(DIALECT, engine) as server:
+    async with served(DIALECT, engine, make=make) as server:
 
         async def one(index: int) -> None:
             call = server.stub.Generate(DIALECT.generate(f"r{index}", [5], max_tokens=ENDLESS))

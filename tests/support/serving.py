@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
+from smg_grpc_servicer.core import wakeups
 from smg_grpc_servicer.core.health import HealthServicer, StatusBoard
 from smg_grpc_servicer.core.servicer import CoreServicer
 from smg_grpc_servicer.testing.dialects import Dialect
@@ -55,12 +56,16 @@ async def served(
     ready: bool = True,
     stall_seconds: float = 30.0,
     clock: Clock = monotonic,
+    make: Callable[..., grpc.aio.Server] = wakeups.server,
 ) -> AsyncIterator[Served]:
-    """Start everything on a free port; at the end the tables must be empty."""
+    """Start everything on a free port; at the end the tables must be empty.
+
+    :param make: `grpc.aio.server` is what an engine's own launcher has.
+    """
     board = StatusBoard(clock=clock)
     # A message for every step, also on a busy machine.
     servicer = servicer_for(dialect, engine, board, coalesce_seconds=0.0)
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = make(options=[("grpc.so_reuseport", 0)])
     dialect.registrar()(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(board, [dialect.service]), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -321,9 +321,9 @@ class Mailbox:
         self._wake()
 
     def _wake(self) -> None:
-        self._ready = True
-        if self._listener is not None:
+        if not self._ready and self._listener is not None:
             self._pulse.soon(self._listener)
+        self._ready = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

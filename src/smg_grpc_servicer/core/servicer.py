@@ -100,7 +100,7 @@ class CoreServicer(ControlBodies):
 
         last = await self._serve(request, context, failpoints.writing(write))
         self.board.unsent += 1
-        context.add_done_callback(self.board.request_sent)  # type: ignore[arg-type] - stub
+        context.add_done_callback(self.board.request_sent)  # type: ignore[arg-type]
         if failpoints.active:
             await failpoints.hit("before_complete")
         data: bytes = last.SerializeToString()

@@ -45,7 +45,7 @@ class Writer:
 
     def close(self) -> None:
         """Write nothing more."""
-        self.last.cancel()
+        self.last.cancel()  # an error that nobody waits for any more is not reported then
         self._messages.close()
         if self._waits_for is not None:
             self._waits_for.remove_done_callback(self._go_on)

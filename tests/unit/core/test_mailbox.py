@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smg_grpc_servicer.core.errors import EngineDead, Exhausted
-from smg_grpc_servicer.core.mailbox import Mailbox
+from smg_grpc_servicer.core.mailbox import Mailbox, Pulse
 from smg_grpc_servicer.core.types import Delta, Finish, LogprobRows
 
 
@@ -72,6 +73,55 @@ async def test_an_answer_sent_whole_wakes_its_writer_once() -> None:
     (only,) = drain(box)
     assert only.token_ids == [1, 2]
     assert not await box.wait()
+
+
+async def test_listeners_are_called_once_a_turn_and_together() -> None:
+    """What a step brings to all streams is one callback of the loop, and one message a stream."""
+    pulse, called = Pulse(), list[int]()
+    boxes = [Mailbox(stream=True, pulse=pulse) for _ in range(3)]
+    for at, box in enumerate(boxes):
+        box.listen(partial(called.append, at))
+    assert called == [0, 1, 2], "there may have been something before"
+    called.clear()
+    for box in boxes:
+        box.put(delta(1))
+    for box in boxes:
+        box.put(delta(2))
+    assert called == []
+    await asyncio.sleep(0)
+    assert called == [0, 1, 2]
+    assert [d.token_ids for box in boxes for d in drain(box)] == [[1, 2]] * 3
+
+    called.clear()
+    boxes[0].put(delta(3))
+    boxes[0].close()
+    boxes[1].fail(EngineDead("gone"))
+    boxes[1].close()
+    boxes[1].abort()
+    await asyncio.sleep(0)
+    assert called == [0, 1]
+
+
+async def test_it_is_over_when_the_last_end_was_taken() -> None:
+    box = Mailbox(2, stream=True)
+    box.put(delta(1, finish="stop"))
+    box.put(delta(2, index=1, finish="stop"))
+    assert box.ended
+    seen = [(box.over, box.take() is not None) for _ in range(2)]
+    assert seen == [(False, True), (False, True)]
+    assert box.over
+    box.check()
+
+
+async def test_an_error_shows_once_all_before_it_was_taken() -> None:
+    box = Mailbox(stream=True)
+    box.put(delta(1))
+    box.fail(EngineDead("gone"))
+    box.check()
+    assert box.take() is not None
+    assert not box.over
+    with pytest.raises(EngineDead):
+        box.check()
 
 
 async def test_an_error_comes_after_the_tokens_before_it() -> None:

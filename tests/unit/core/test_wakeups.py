@@ -73,6 +73,36 @@ def test_all_that_is_there_is_taken_in_one_turn(loop: str, monkeypatch: pytest.M
     assert len(taken) < 0.8 * sum(taken)
 
 
+def test_the_server_waits_for_requests_in_one_place() -> None:
+    """Not for each method of each service on its own; they are all answered."""
+    pending: list[int] = []
+    plain = asyncio.wait
+
+    async def counted(futures: Any, **options: Any) -> Any:
+        pending.append(len(futures))
+        return await plain(futures, **options)
+
+    async def main() -> None:
+        server = wakeups.server()
+        handlers: dict[str, Any] = {
+            f"Echo{at}": grpc.unary_stream_rpc_method_handler(echo) for at in range(5)
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
+        server.add_registered_method_handlers("t.T", handlers)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for name in handlers:
+                call: Any = channel.unary_stream(f"/t.T/{name}")
+                assert len([message async for message in call(b"x")]) == MESSAGES
+        await server.stop(0)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(asyncio, "wait", counted)
+        run(LOOPS["asyncio"], main)
+    assert set(pending) == {1}
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_other_readers_are_left_alone(loop: str) -> None:
     async def main() -> None:
