@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--published", type=Path, metavar="FOLDER", help="the published package")
     parser.add_argument("--rounds", type=int, default=3, help="each; the median counts (3)")
     parser.add_argument(
-        "--real", action="store_true", help="also vLLM's CPU engine; 4 minutes more"
+        "--real", action="store_true", help="also vLLM's CPU engine; 6 minutes more"
     )
     args = parser.parse_args()
     seen = measure(args.published, args.rounds)

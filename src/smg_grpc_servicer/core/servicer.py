@@ -36,7 +36,7 @@ from smg_grpc_servicer.core.tracing import Spans, trace_context
 from smg_grpc_servicer.core.types import Delta, Feature, Finish, GenerateSpec
 from smg_grpc_servicer.core.validate import checked_prompt, truncated, validate
 from smg_grpc_servicer.core.wire import Choice, Message
-from smg_grpc_servicer.core.writer import Messages, Write, Writer
+from smg_grpc_servicer.core.writer import Write, Writer, idle
 
 log = logging.getLogger(__name__)
 
@@ -144,15 +144,17 @@ class CoreServicer(ControlBodies):
         if spec.text is not None:
             await self._tokenize(spec, spec.text, mailbox)
         await self._submit(spec, ticket)
-        writer = Writer(self._messages(spec, mailbox, record), write)
+        writer = Writer(self._write(spec, mailbox, record, write))
         mailbox.listen(writer.wake)
         try:
             return await writer.last
         finally:
             writer.close()
 
-    def _messages(self, spec: GenerateSpec, mailbox: Mailbox, record: RequestRecord) -> Messages:
-        """The stream of a request, see `Writer`."""
+    async def _write(
+        self, spec: GenerateSpec, mailbox: Mailbox, record: RequestRecord, write: Write
+    ) -> Message:
+        """The stream of a request; runs in a `Writer`."""
         choices = [
             Choice(index, prompt_tokens=len(spec.prompt), stream=spec.stream)
             for index in range(spec.sampling.n)
@@ -161,17 +163,18 @@ class CoreServicer(ControlBodies):
             delta = mailbox.take()
             if delta is None:
                 mailbox.check()
-                yield None
+                await idle()
                 continue
             choice = choices[delta.index]
             record.tokens(len(delta.token_ids))
-            yield from self._chunks(spec, choice, delta)
+            for message in self._chunks(spec, choice, delta):
+                await write(message)
             if delta.finish is not None:
                 record.finished(choice, delta.finish.reason)
                 complete = self._complete(spec, choice, delta.finish)
                 if mailbox.over:
                     return complete
-                yield complete
+                await write(complete)
 
     def _around(self, request: Message) -> AbstractContextManager[object]:
         """What a wing has to know of a request from its arrival to its end, refused or not."""

@@ -1,89 +1,79 @@
-"""Writes the messages of one stream, without a turn of its handler for any of them.
+"""Runs the coroutine that writes one stream, beside the handler's task.
 
-A handler that awaits `context.write` itself is resumed twice a message, once for the token and once
-when it is written, and each time through every coroutine of grpc.aio that is below it. Here it
-sleeps until the stream is over. A message is made and handed to gRPC when there is something to
-write and nothing is being written; what comes meanwhile waits in the mailbox and goes out together.
+In a handler's task each message would resume it twice, for the token and when it is written, each
+time through the task and every coroutine of grpc.aio below it, and with a future made for the
+token. Here the handler sleeps until its stream is over; the writing coroutine is resumed by a call,
+when there is something to write (`wake`) and by what it waits for, as a task would do it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 import grpc
 
 from smg_grpc_servicer.core.wire import Message
 
-Messages = Generator["Message | None", None, Message]
-"""The messages that are there, then None; asked again when there may be more. Returns the last."""
 Write = Callable[[Message], Awaitable[None]]
-"""A coroutine function."""
+
+_IDLE = object()
+
+
+@types.coroutine
+def idle() -> Generator[object, None, None]:
+    """In a writing coroutine: wait until `Writer.wake` is called."""
+    yield _IDLE
 
 
 class Writer:
-    """Begin with `wake`, which never raises; `last` waits for the end; always `close`."""
+    """Begin with `wake`, which never raises; await `last`; always `close`."""
 
-    __slots__ = ("_messages", "_waits_for", "_write", "_writing", "last")
+    __slots__ = ("_idle", "_waits_for", "_writing", "last")
 
-    def __init__(self, messages: Messages, write: Write) -> None:
+    def __init__(self, writing: Coroutine[Any, Any, Message]) -> None:
         self.last: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        """The last message, which is not written, once all before it are. Raises what the messages
-        raised; is cancelled when one could not be written: then the call is over."""
-        self._messages = messages
-        self._write = write
-        self._writing: Any = None
-        """The coroutine of the message that is being written,"""
+        """What `writing` returns or raises: the last message, which is not written. It is cancelled
+        when one could not be written: then the call is over."""
+        self._writing = writing
+        self._idle = True
         self._waits_for: asyncio.Future[Any] | None = None
-        """and what it waits for."""
 
     def wake(self) -> None:
-        """There may be something to write."""
-        if self._writing is None:
+        """There may be something to write; who is writing already will look for it."""
+        if self._idle:
+            self._idle = False
             self._go_on()
 
     def close(self) -> None:
         """Write nothing more."""
+        self._idle = False
         self.last.cancel()  # an error that nobody waits for any more is not reported then
-        self._messages.close()
         if self._waits_for is not None:
             self._waits_for.remove_done_callback(self._go_on)
             self._waits_for.cancel()
-        if self._writing is not None:
-            self._writing.close()
+        self._writing.close()
 
     def _go_on(self, _: object = None) -> None:
-        """Until a write has to wait or nothing is there."""
         if self.last.done():
             return
         try:
-            while self._writing is not None or self._begin():
-                # What a task does with a coroutine, without a task.
-                try:
-                    waits_for = self._writing.send(None)
-                except StopIteration:
-                    self._writing = None
-                    continue
-                waits_for._asyncio_future_blocking = False  # noqa: SLF001 - for such as tasks
-                waits_for.add_done_callback(self._go_on)
-                self._waits_for = waits_for
-                return
-        except grpc.aio.InternalError:
-            self._writing = None
-            self.last.cancel()
-        except Exception as error:
-            self._writing = None
-            self.last.set_exception(error)
-
-    def _begin(self) -> bool:
-        """The next message, when there is one."""
-        try:
-            message = next(self._messages)
+            waits_for = self._writing.send(None)
         except StopIteration as end:
             self.last.set_result(end.value)
-            return False
-        if message is None:
-            return False
-        self._writing = self._write(message)
-        return True
+        except grpc.aio.InternalError:
+            self.last.cancel()
+        except Exception as error:
+            self.last.set_exception(error)
+        else:
+            if waits_for is _IDLE:
+                self._idle = True
+            elif waits_for is None:  # it only lets others go first
+                asyncio.get_running_loop().call_soon(self._go_on)
+            else:
+                # By this flag a future knows that its await was understood.
+                waits_for._asyncio_future_blocking = False  # noqa: SLF001 - made for such as tasks
+                waits_for.add_done_callback(self._go_on)
+                self._waits_for = waits_for

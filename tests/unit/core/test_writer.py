@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Generator
 from typing import Any
 
 import grpc
 import pytest
 
-from smg_grpc_servicer.core.writer import Writer
+from smg_grpc_servicer.core.writer import Write, Writer, idle
 
 
 class Pen:
@@ -42,35 +41,38 @@ class Pen:
 
 
 class Source:
-    """Messages that a test adds to; `None` is the place where nothing is there yet."""
+    """Messages that a test adds to."""
 
-    def __init__(self, *messages: str | None, last: str = "last") -> None:
-        self.there: list[str | None] = list(messages)
-        self.final = last
+    def __init__(self, *messages: str) -> None:
+        self.there = list(messages)
         self.over = False
         self.error: Exception | None = None
         self.closed = False
 
-    def messages(self) -> Generator[Any, None, Any]:
+    async def write(self, write: Write) -> str:
         try:
-            while not self.over:
+            while True:
                 if self.error is not None:
                     raise self.error
-                yield self.there.pop(0) if self.there else None
-            return self.final
+                if self.there:
+                    await write(self.there.pop(0))
+                elif self.over:
+                    return "last"
+                else:
+                    await idle()
         finally:
             self.closed = True
 
 
-def writer(source: Source, pen: Pen) -> Writer:
-    made = Writer(source.messages(), pen.write)
+def writer(source: Source, write: Write) -> Writer:
+    made = Writer(source.write(write))
     made.wake()
     return made
 
 
 async def test_one_message_at_a_time_and_the_last_is_not_written() -> None:
     pen, source = Pen(), Source("a", "b")
-    writing = writer(source, pen)
+    writing = writer(source, pen.write)
     assert len(pen.waiting) == 1
     writing.wake()
     assert len(pen.waiting) == 1, "a message is being written"
@@ -96,12 +98,27 @@ async def test_a_write_that_does_not_wait_is_followed_at_once() -> None:
         written.append(message)
 
     source = Source("a", "b", "c")
-    writing = Writer(source.messages(), write)
-    writing.wake()
+    writing = writer(source, write)
     assert written == ["a", "b", "c"]
     source.over = True
     writing.wake()
     assert await writing.last == "last"
+
+
+async def test_a_write_that_only_lets_others_go_first_goes_on() -> None:
+    written: list[str] = []
+
+    async def write(message: str) -> None:
+        await asyncio.sleep(0)
+        written.append(message)
+
+    source = Source("a")
+    writing = writer(source, write)
+    writing.wake()
+    assert written == []
+    await asyncio.sleep(0)
+    assert written == ["a"]
+    writing.close()
 
 
 async def test_a_write_may_wait_more_than_once() -> None:
@@ -114,8 +131,7 @@ async def test_a_write_may_wait_more_than_once() -> None:
         written.append(message)
 
     source = Source("a")
-    writing = Writer(source.messages(), write)
-    writing.wake()
+    writing = writer(source, write)
     for step in steps:
         assert not written
         step.set_result(None)
@@ -127,7 +143,7 @@ async def test_a_write_may_wait_more_than_once() -> None:
 async def test_a_call_that_is_over_ends_like_a_cancelled_one() -> None:
     """gRPC could not write: nobody is there to be told a status."""
     pen = Pen()
-    writing = writer(Source("a", "b"), pen)
+    writing = writer(Source("a", "b"), pen.write)
     await pen.let(grpc.aio.InternalError("the batch failed"))
     with pytest.raises(asyncio.CancelledError):
         await writing.last
@@ -138,7 +154,7 @@ async def test_a_call_that_is_over_ends_like_a_cancelled_one() -> None:
 
 async def test_any_other_error_of_a_write_is_told() -> None:
     pen = Pen()
-    writing = writer(Source("a", "b"), pen)
+    writing = writer(Source("a", "b"), pen.write)
     await pen.let(ValueError("no such message"))
     with pytest.raises(ValueError, match="no such message"):
         await writing.last
@@ -147,7 +163,7 @@ async def test_any_other_error_of_a_write_is_told() -> None:
 
 async def test_an_error_of_the_messages_comes_after_what_is_being_written() -> None:
     pen, source = Pen(), Source("a")
-    writing = writer(source, pen)
+    writing = writer(source, pen.write)
     source.error = RuntimeError("the engine broke")
     writing.wake()
     assert not writing.last.done()
@@ -161,7 +177,7 @@ async def test_an_error_of_the_messages_comes_after_what_is_being_written() -> N
 async def test_closing_gives_up_what_is_being_written(cancelled: bool) -> None:
     """Also when the handler was cancelled and the write is through before it runs again."""
     pen, source = Pen(), Source("a", "b")
-    writing = writer(source, pen)
+    writing = writer(source, pen.write)
     (done,) = pen.waiting
     if cancelled:
         writing.last.cancel()
@@ -182,7 +198,7 @@ async def test_an_error_that_nobody_waits_for_is_not_reported() -> None:
     seen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: seen.append(what))
     pen, source = Pen(), Source("a")
-    writing = writer(source, pen)
+    writing = writer(source, pen.write)
     source.error = RuntimeError("too late")
     await pen.let()
     assert writing.last.done()
