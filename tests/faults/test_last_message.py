@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import grpc
@@ -81,6 +82,41 @@ async def test_a_generate_that_somebody_wrote_over_ours_is_kept() -> None:
     handler = generate_handler(Theirs(FakeEngine(), StatusBoard()))
     assert handler.response_streaming
     assert handler.unary_stream is not None
+
+
+def watched(generate: Any, seen: list[str]) -> Any:
+    @wraps(generate)
+    async def watching(*args: Any) -> None:
+        seen.append(args[-2].request_id)
+        await generate(*args)
+
+    return watching
+
+
+@pytest.mark.parametrize("on", ["the class", "the instance"])
+async def test_a_wrapper_around_generate_is_called(on: str) -> None:
+    """An engine's maintainers or a tracer put one there; `wraps` copies all that stands on ours."""
+    seen: list[str] = []
+
+    class Theirs(MlxEngineServicer):
+        pass
+
+    engine, board = FakeEngine(), StatusBoard()
+    servicer = Theirs(engine, board)
+    where: Any = Theirs if on == "the class" else servicer
+    where.Generate = watched(where.Generate, seen)
+    server = wakeups.server()
+    MLX.registrar()(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await engine.start()
+    board.serving()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = MLX.stub(channel).Generate(MLX.generate("one", [5], max_tokens=3))
+        assert len([message async for message in call]) > 1
+    await server.stop(0)
+    await engine.close()
+    assert seen == ["one"]
 
 
 @pytest.mark.parametrize("make", SERVERS.values(), ids=SERVERS)

@@ -24,7 +24,8 @@ NAMES = (
     "before_complete",
     "after_complete",
 )
-"""In the order a streamed request meets them."""
+"""In the order a streamed request meets them. On a server of ours the last message is gRPC's to
+send: the request has left then, and nothing comes after it."""
 
 
 async def hit(name: str) -> None:

@@ -26,6 +26,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Method = Callable[[Any, Context], Awaitable[Any]]
 M = TypeVar("M", bound=Callable[..., Any])
 
+PROMPT = frozenset({"Check", "HealthCheck", "Abort", "GetLoads"})
+"""Methods that a burst of requests must not hold up: what a gateway gives up on soon, and what ends
+requests."""
+
+_LAST: dict[Any, str] = {}
+"""See `last_from`. Kept beside the functions: a wrapper takes on what stands on them, and it is to
+be called."""
+
 _UNPARSED = object()
 """Stands in for the request on its way from the deserializer to the method."""
 
@@ -36,7 +44,7 @@ def last_from(name: str) -> Callable[[M], M]:
     """For a streaming method: the servicer's method `name` writes bytes and returns the last."""
 
     def mark(method: M) -> M:
-        method.last_from = name  # type: ignore[attr-defined]
+        _LAST[method] = name
         return method
 
     return mark
@@ -60,11 +68,12 @@ class Handlers(grpc.GenericRpcHandler):
         method = handler_call_details.method
         known = self._made.get(method)
         if known is None or known[0] is not handler:
-            known = self._made[method] = handler, _made(handler)
+            known = self._made[method] = handler, as_ours(handler)
         return known[1]
 
 
-def _made(original: Handler) -> Handler:
+def as_ours(original: Handler) -> Handler:
+    """The handler that takes its place; itself where nothing is to be changed."""
     handler: Any = original
     method = handler.unary_stream if handler.response_streaming else handler.unary_unary
     if handler.request_streaming or not inspect.iscoroutinefunction(method):
@@ -83,7 +92,7 @@ def _made(original: Handler) -> Handler:
     make: Any = grpc.unary_unary_rpc_method_handler
     serialize = handler.response_serializer
     if handler.response_streaming:
-        last = getattr(method, "last_from", None)
+        last = _LAST.get(getattr(method, "__func__", None))
         if last is None:
             make = grpc.unary_stream_rpc_method_handler
         else:

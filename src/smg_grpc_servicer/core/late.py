@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from smg_grpc_servicer.core.errors import EngineDead, ServicerError, Unavailable
+from smg_grpc_servicer.core.handlers import PROMPT
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.status import refuse
 
@@ -43,11 +44,21 @@ class LateService(grpc.GenericRpcHandler):
         self._board = board
         judges = early or {}
         stand_in = SimpleNamespace(**{name: self._stand_in(judges.get(name)) for name in rpcs})
-        self._handlers = _handlers(register, stand_in)
+        self._handlers, self._named = _handlers(register, stand_in)
         self._filled = False
 
     def add_to(self, server: grpc.aio.Server) -> None:
         server.add_generic_rpc_handlers((self,))
+        for service, named in self._named.items():
+            prompt = {
+                name: grpc.unary_unary_rpc_method_handler(
+                    self._now(f"/{service}/{name}"),
+                    named[name].request_deserializer,
+                    named[name].response_serializer,
+                )
+                for name in PROMPT & named.keys()
+            }
+            server.add_registered_method_handlers(service, prompt)
 
     def fill(self, servicer: object) -> None:
         """From now on `servicer` answers. Once.
@@ -56,7 +67,7 @@ class LateService(grpc.GenericRpcHandler):
         """
         if self._filled:
             raise RuntimeError("there is a servicer already")
-        self._handlers = _handlers(self._register, servicer)
+        self._handlers, _ = _handlers(self._register, servicer)
         self._filled = True
 
     def service(self, handler_call_details: Any) -> Any:
@@ -66,6 +77,15 @@ class LateService(grpc.GenericRpcHandler):
             if found is not None:
                 return found
         return None
+
+    def _now(self, method: str) -> Callable[[Any, Context], Awaitable[Any]]:
+        """A method with a queue of its own has one handler for ever, so it asks at each call."""
+        called = SimpleNamespace(method=method, invocation_metadata=())
+
+        async def answer(request: Any, context: Context) -> Any:
+            return await self.service(called).unary_unary(request, context)
+
+        return answer
 
     def _stand_in(self, judge: Early | None) -> Callable[[Any, Context], Awaitable[Any]]:
         async def answer(request: Any, context: Context) -> Any:
@@ -79,15 +99,18 @@ class LateService(grpc.GenericRpcHandler):
         return kind(f"not ready: {self._board.reason}")
 
 
-def _handlers(register: Register, servicer: object) -> tuple[Any, ...]:
-    """What `register` would have given a server."""
+def _handlers(register: Register, servicer: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `register` would have given a server: handlers, and by service its methods' by name.
+
+    Older generated code leaves the latter out.
+    """
     found: list[Any] = []
+    named: dict[str, Any] = {}
     register(
         servicer,
         SimpleNamespace(
             add_generic_rpc_handlers=found.extend,
-            # Newer generated code says the same once more in this form.
-            add_registered_method_handlers=lambda *_: None,
+            add_registered_method_handlers=named.__setitem__,
         ),
     )
-    return tuple(found)
+    return tuple(found), named

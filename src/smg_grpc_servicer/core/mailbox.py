@@ -23,7 +23,10 @@ MAX_PENDING_IN_ALL = 4_000_000
 
 
 class Pulse:
-    """What all mailboxes of a server share; times are `monotonic` seconds."""
+    """What all mailboxes of a server share, and what wakes their writers.
+
+    Times are `monotonic` seconds.
+    """
 
     __slots__ = ("_woken", "last_output", "on_overflow", "owed", "owed_since", "pace", "pending")
 
@@ -42,9 +45,9 @@ class Pulse:
 
     def soon(self, wake: Callable[[], None]) -> None:
         """Call it in the loop's next turn, with all others of this one."""
-        self._woken.append(wake)
-        if len(self._woken) == 1:
+        if not self._woken:
             asyncio.get_running_loop().call_soon(self._wake_all)
+        self._woken.append(wake)
 
     def _wake_all(self) -> None:
         woken, self._woken = self._woken, []
@@ -235,7 +238,7 @@ class Mailbox:
             raise self._error
 
     def listen(self, woken: Callable[[], None]) -> None:
-        """Call `woken` now and whenever `take` may have something or the stream is over."""
+        """Call `woken` now, and in the loop's next turn whenever there may be news to take."""
         self._listener = woken
         woken()
 

@@ -53,7 +53,7 @@ class RequestRecord:
         self.finish_reason = reason
 
     def end(self, status: str) -> None:
-        """The stream's one status went out, or was cancelled."""
+        """The stream is over but for its last message and status, or was refused or cancelled."""
         if self._ended:
             return
         self._ended = True

@@ -188,7 +188,9 @@ class GrpcServer:
         gc.collect()
         gc.freeze()
         # A step's outputs for some hundred streams are no garbage while they are on their way.
-        gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
+        young, *older = gc.get_threshold()
+        if 0 < young < YOUNG:
+            gc.set_threshold(YOUNG, *older)
         self.board.serving()
 
     def _over(self, up: asyncio.Task[None]) -> bool:

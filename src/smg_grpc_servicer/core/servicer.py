@@ -1,9 +1,9 @@
 """The RPC bodies, once for all engines: Generate, Embed and Abort here, the rest in `control`.
 
 A request is **admitted**, **converted** to core terms, handed to the engine and **streamed** back,
-**wrapped** in the engine's proto, and **finished** on one exit path: the handlers write to the
-context themselves instead of yielding, so a cancellation always arrives at an `await` of theirs
-and `finally` tells the engine exactly once.
+**wrapped** in the engine's proto, and **finished** on one exit path: a handler awaits its stream's
+end (`writer`) instead of yielding, so a cancellation always arrives at an `await` of its own and
+`finally` tells the engine exactly once.
 """
 
 from __future__ import annotations
@@ -99,8 +99,10 @@ class CoreServicer(ControlBodies):
             return context.write(message.SerializeToString())
 
         last = await self._serve(request, context, failpoints.writing(write))
+        task = asyncio.current_task()
+        assert task is not None
         self.board.unsent += 1
-        context.add_done_callback(self.board.request_sent)  # type: ignore[arg-type]
+        task.add_done_callback(self.board.request_sent)  # a context's would hold on to the call
         if failpoints.active:
             await failpoints.hit("before_complete")
         data: bytes = last.SerializeToString()

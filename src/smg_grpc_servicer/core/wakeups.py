@@ -12,9 +12,11 @@ a queue and writes one byte to a socket that the loop watches. That costs the lo
 
 Together they take a third off what a message costs (`benchmarks/vllm_servicer.py`).
 
-Generated code adds a service twice, by a handler and by its methods one by one. For the second
-`grpc.aio` waits on every method of the server anew after each request, a tenth of what a short
-request costs, so it is left out. Source: `_server_main_loop` in grpcio's `server.pyx.pxi`.
+Generated code adds a service twice, by a handler and by its methods one by one. Calls of a method
+that was added by itself have a queue of their own, but `grpc.aio` then waits on each of these
+queues anew after every request, a tenth of what a short one costs. So only those methods get one
+that must not stand behind a burst of requests (`handlers.PROMPT`). Source: `_server_main_loop` in
+grpcio's `server.pyx.pxi`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from typing import Any
 
 import grpc
 
-from smg_grpc_servicer.core.handlers import Handler, Handlers
+from smg_grpc_servicer.core.handlers import PROMPT, Handler, Handlers, as_ours
 
 
 def server(**options: Any) -> grpc.aio.Server:
@@ -44,39 +46,19 @@ def server(**options: Any) -> grpc.aio.Server:
     """
     _gather(asyncio.get_running_loop())
     with _yielding_threads():
-        return _Server(grpc.aio.server(**options))
+        made: Any = grpc.aio.server(**options)
+    generic, registered = made.add_generic_rpc_handlers, made.add_registered_method_handlers
 
+    def add_generic(given: Iterable[grpc.GenericRpcHandler]) -> None:
+        generic(tuple(map(Handlers, given)))
 
-class _Server(grpc.aio.Server):
-    """`grpc.aio`'s own, with services added in our way."""
+    def add_registered(service: str, given: Mapping[str, Handler]) -> None:
+        registered(service, {name: as_ours(given[name]) for name in PROMPT & given.keys()})
 
-    def __init__(self, inner: grpc.aio.Server) -> None:
-        self._inner = inner
-
-    def add_generic_rpc_handlers(
-        self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]
-    ) -> None:
-        self._inner.add_generic_rpc_handlers(tuple(map(Handlers, generic_rpc_handlers)))
-
-    def add_registered_method_handlers(
-        self, service_name: str, method_handlers: Mapping[str, Handler]
-    ) -> None:
-        """The same methods again; see the module."""
-
-    def add_insecure_port(self, address: str) -> int:
-        return self._inner.add_insecure_port(address)
-
-    def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int:
-        return self._inner.add_secure_port(address, server_credentials)
-
-    async def start(self) -> None:
-        await self._inner.start()
-
-    async def stop(self, grace: float | None) -> None:
-        await self._inner.stop(grace)
-
-    async def wait_for_termination(self, timeout: float | None = None) -> bool:
-        return await self._inner.wait_for_termination(timeout)
+    made.add_generic_rpc_handlers = add_generic
+    made.add_registered_method_handlers = add_registered
+    server: grpc.aio.Server = made
+    return server
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class Choice:
     def message(self, make: Callable[[], M], delta: Delta) -> tuple[M, bool]:
         """This delta's response with all that every proto has, and whether to fill in more.
 
-        It is the same message again while there are only ids: gRPC serialises it before `write`
+        It is the same message again while there are only ids: it is serialised before its write
         first waits, so it is free by then, and a new one costs more than all that is set in it.
         Rows would leave their memory behind.
         """

@@ -18,6 +18,7 @@ import grpc
 from smg_grpc_servicer.core.wire import Message
 
 Write = Callable[[Message], Awaitable[None]]
+"""Gives a coroutine."""
 
 _IDLE = object()
 
@@ -63,7 +64,7 @@ class Writer:
             waits_for = self._writing.send(None)
         except StopIteration as end:
             self.last.set_result(end.value)
-        except grpc.aio.InternalError:
+        except (grpc.aio.InternalError, asyncio.CancelledError):
             self.last.cancel()
         except Exception as error:
             self.last.set_exception(error)

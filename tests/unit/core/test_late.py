@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -109,3 +110,31 @@ async def test_a_request_that_no_wait_would_cure_is_told_so(board: StatusBoard) 
                 assert (await subscribe(request, timeout=5).code()).name == code
     finally:
         await server.stop(0)
+
+
+class Recorded:
+    """A server that remembers what was added."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, dict[str, Any]] = {}
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Not looked at."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        self.named[service] = handlers
+
+
+async def test_what_a_burst_must_not_hold_up_is_added_by_itself(late: LateService) -> None:
+    """Such a method keeps one handler for ever, and it is the real servicer's after all."""
+    server: Any = Recorded()
+    late.add_to(server)
+    assert server.named.keys() == {SERVICE.full_name}
+    named = server.named[SERVICE.full_name]
+    assert named.keys() == {"HealthCheck", "Abort", "GetLoads"}
+    engine, filled = FakeEngine(), StatusBoard()
+    late.fill(servicer_for(DIALECTS["vllm"], engine, filled))
+    await engine.start()
+    filled.serving()
+    answer = await named["HealthCheck"].unary_unary(vllm_engine_pb2.HealthCheckRequest(), None)
+    assert answer.healthy

@@ -102,6 +102,24 @@ async def test_listeners_are_called_once_a_turn_and_together() -> None:
     assert called == [0, 1]
 
 
+def test_a_put_without_a_loop_takes_nobody_along() -> None:
+    """It is a fault of its engine; the streams of others are woken as ever."""
+    pulse, called = Pulse(), list[str]()
+    boxes = [Mailbox(stream=True, pulse=pulse) for _ in range(2)]
+    boxes[0].listen(lambda: called.append("first"))
+    boxes[1].listen(lambda: called.append("second"))
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        boxes[0].put(delta(1))
+
+    async def rightly() -> None:
+        called.clear()
+        boxes[1].put(delta(2))
+        await asyncio.sleep(0)
+        assert called == ["second"]
+
+    asyncio.run(rightly())
+
+
 async def test_it_is_over_when_the_last_end_was_taken() -> None:
     box = Mailbox(2, stream=True)
     box.put(delta(1, finish="stop"))

@@ -31,10 +31,12 @@ class Pen:
             raise
         self.written.append(message)
 
-    async def let(self, error: Exception | None = None) -> None:
+    async def let(self, error: BaseException | None = None) -> None:
         done = self.waiting.pop(0)
         if error is None:
             done.set_result(None)
+        elif isinstance(error, asyncio.CancelledError):
+            done.cancel()
         else:
             done.set_exception(error)
         await asyncio.sleep(0)
@@ -140,11 +142,12 @@ async def test_a_write_may_wait_more_than_once() -> None:
     writing.close()
 
 
-async def test_a_call_that_is_over_ends_like_a_cancelled_one() -> None:
+@pytest.mark.parametrize("error", [grpc.aio.InternalError("a batch"), asyncio.CancelledError()])
+async def test_a_call_that_is_over_ends_like_a_cancelled_one(error: BaseException) -> None:
     """gRPC could not write: nobody is there to be told a status."""
     pen = Pen()
     writing = writer(Source("a", "b"), pen.write)
-    await pen.let(grpc.aio.InternalError("the batch failed"))
+    await pen.let(error)
     with pytest.raises(asyncio.CancelledError):
         await writing.last
     writing.wake()
