@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from time import perf_counter
+from typing import Any
 
 import grpc
 import pytest
@@ -18,7 +19,11 @@ PROBES = 200
 DIALECT = DIALECTS["mlx"]
 
 
-def load(address: str, tokens: int) -> None:
+BURST = 1000
+"""Requests at once."""
+
+
+def load(address: str, tokens: int, streams: int = STREAMS) -> None:
     """Keep all streams running for about as long as the probing takes."""
 
     async def one(stub: object, index: int) -> None:
@@ -29,7 +34,7 @@ def load(address: str, tokens: int) -> None:
     async def main() -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = DIALECT.stub(channel)
-            await asyncio.gather(*(one(stub, index) for index in range(STREAMS)))
+            await asyncio.gather(*(one(stub, index) for index in range(streams)))
 
     asyncio.run(main())
 
@@ -73,3 +78,45 @@ def probe(address: str) -> list[float]:
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         assert info(DIALECT.pb.GetServerInfoRequest()).active_requests == STREAMS
         return times
+
+
+@pytest.mark.timeout(120)
+async def test_a_burst_of_requests_does_not_hold_up_health_and_abort() -> None:
+    """P4: in one queue with a thousand requests a probe takes four seconds; gateways allow five."""
+    options = ("--step-seconds", "0.05")
+    async with serving(*options, module="smg_grpc_servicer.testing") as server:
+        spawn = multiprocessing.get_context("spawn")
+        loader = spawn.Process(target=load, args=(server.address, 400, BURST))
+        loader.start()
+        try:
+            checks, aborts = await asyncio.to_thread(probe_burst, server.address)
+        finally:
+            loader.kill()
+            loader.join()
+
+    assert max(checks) < 1.0
+    assert max(aborts) < 1.0
+
+
+def probe_burst(address: str) -> tuple[list[float], list[float]]:
+    """Seconds of each Check and Abort until the burst was taken in, on a thread of its own."""
+    pb = DIALECT.pb
+    channel: Any
+    with grpc.insecure_channel(address) as channel:
+        stub = DIALECT.stub(channel)
+        health = health_pb2_grpc.HealthStub(channel)
+        checks: list[float] = []
+        aborts: list[float] = []
+        end = perf_counter() + 60
+        taken = stub.GetServerInfo.future(pb.GetServerInfoRequest())
+        while not taken.done() or taken.result().active_requests < BURST:
+            if taken.done():
+                taken = stub.GetServerInfo.future(pb.GetServerInfoRequest())
+            begin = perf_counter()
+            assert begin < end, "the burst did not come"
+            health.Check(health_pb2.HealthCheckRequest(), timeout=10)
+            checked = perf_counter()
+            stub.Abort(DIALECT.abort("nobody"), timeout=10)
+            aborts.append(perf_counter() - checked)
+            checks.append(checked - begin)
+        return checks, aborts

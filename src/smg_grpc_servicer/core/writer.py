@@ -57,14 +57,17 @@ class Writer:
             self._waits_for.cancel()
         self._writing.close()
 
-    def _go_on(self, _: object = None) -> None:
+    def _go_on(self, waited_for: asyncio.Future[Any] | None = None) -> None:
         if self.last.done():
+            return
+        if waited_for is not None and waited_for.cancelled():
+            self.last.cancel()
             return
         try:
             waits_for = self._writing.send(None)
         except StopIteration as end:
             self.last.set_result(end.value)
-        except (grpc.aio.InternalError, asyncio.CancelledError):
+        except grpc.aio.InternalError:
             self.last.cancel()
         except Exception as error:
             self.last.set_exception(error)
