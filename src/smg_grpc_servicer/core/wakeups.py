@@ -15,8 +15,8 @@ Together they take a third off what a message costs (`benchmarks/vllm_servicer.p
 Generated code adds a service twice, by a handler and by its methods one by one. Calls of a method
 that was added by itself have a queue of their own, but `grpc.aio` then waits on each of these
 queues anew after every request, a tenth of what a short one costs. So only those methods get one
-that must not stand behind a burst of requests (`handlers.PROMPT`). Source: `_server_main_loop` in
-grpcio's `server.pyx.pxi`.
+that must not stand behind a burst of requests (`handlers.PROMPT`); older grpcio has one queue for
+all. Source: `_server_main_loop` in grpcio's `server.pyx.pxi`.
 """
 
 from __future__ import annotations
