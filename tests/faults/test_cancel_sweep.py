@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from smg_grpc_servicer.conformance.relay import Relay, relay
-from smg_grpc_servicer.core import failpoints, wakeups
+from smg_grpc_servicer.core import failpoints
 from smg_grpc_servicer.core.errors import Unavailable
 from smg_grpc_servicer.testing.dialects import DIALECTS
 from smg_grpc_servicer.testing.fake_engine import FakeEngine, Faults
 from smg_grpc_servicer.testing.history import History
-from tests.support.serving import Served, served
+from tests.support.serving import SERVERS, Served, served
 from tests.support.wait import until
 
 DIALECT = DIALECTS["mlx"]
@@ -24,10 +24,6 @@ NOTHING = {"in_flight": 0, "pending": 0, "open_choices": 0, "owed": 0}
 CHUNK_POINTS = ("before_write", "after_write")
 UNFINISHED_AT_ENGINE = ("after_submit", *CHUNK_POINTS)
 
-SERVERS: dict[str, Callable[..., grpc.aio.Server]] = {
-    "ours": wakeups.server,
-    "stock": grpc.aio.server,
-}
 Leave = Callable[[Served, Any, Relay], None]
 
 

@@ -20,14 +20,10 @@ from smg_grpc_servicer.mlx.servicer import MlxEngineServicer
 from smg_grpc_servicer.testing.dialects import DIALECTS
 from smg_grpc_servicer.testing.fake_engine import FakeEngine
 from smg_grpc_servicer.testing.servicers import servicer_for
-from tests.support.serving import served
+from tests.support.serving import SERVERS, served
 from tests.support.wait import until
 
 MLX = DIALECTS["mlx"]
-SERVERS: dict[str, Callable[..., grpc.aio.Server]] = {
-    "ours": wakeups.server,
-    "stock": grpc.aio.server,
-}
 LARGE = 4000
 """Output tokens of an answer that no connection takes in before somebody reads it: 1.5 MB."""
 CLIENT = [

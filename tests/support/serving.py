@@ -21,6 +21,12 @@ from smg_grpc_servicer.testing.servicers import servicer_for
 
 Clock = Callable[[], float]
 
+SERVERS: dict[str, Callable[..., grpc.aio.Server]] = {
+    "ours": wakeups.server,
+    "stock": grpc.aio.server,
+}
+"""Ours, and what an engine's own launcher has."""
+
 
 @dataclass
 class Served:
@@ -58,10 +64,7 @@ async def served(
     clock: Clock = monotonic,
     make: Callable[..., grpc.aio.Server] = wakeups.server,
 ) -> AsyncIterator[Served]:
-    """Start everything on a free port; at the end the tables must be empty.
-
-    :param make: `grpc.aio.server` is what an engine's own launcher has.
-    """
+    """Start everything on a free port; at the end the tables must be empty."""
     board = StatusBoard(clock=clock)
     # A message for every step, also on a busy machine.
     servicer = servicer_for(dialect, engine, board, coalesce_seconds=0.0)

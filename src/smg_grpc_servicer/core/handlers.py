@@ -26,10 +26,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Method = Callable[[Any, Context], Awaitable[Any]]
 M = TypeVar("M", bound=Callable[..., Any])
 
-PROMPT = frozenset({"Check", "HealthCheck", "Abort", "GetLoads"})
-"""Methods that a burst of requests must not hold up: what a gateway gives up on soon, and what ends
-requests."""
-
 _LAST: dict[Any, str] = {}
 """See `last_from`. Kept beside the functions: a wrapper takes on what stands on them, and it is to
 be called."""

@@ -15,7 +15,6 @@ from typing import Any
 import grpc
 
 from smg_grpc_servicer.core.errors import EngineDead, ServicerError, Unavailable
-from smg_grpc_servicer.core.handlers import PROMPT
 from smg_grpc_servicer.core.health import StatusBoard
 from smg_grpc_servicer.core.status import refuse
 
@@ -50,15 +49,16 @@ class LateService(grpc.GenericRpcHandler):
     def add_to(self, server: grpc.aio.Server) -> None:
         server.add_generic_rpc_handlers((self,))
         for service, named in self._named.items():
-            prompt = {
+            unary = {
                 name: grpc.unary_unary_rpc_method_handler(
                     self._now(f"/{service}/{name}"),
-                    named[name].request_deserializer,
-                    named[name].response_serializer,
+                    handler.request_deserializer,
+                    handler.response_serializer,
                 )
-                for name in PROMPT & named.keys()
+                for name, handler in named.items()
+                if not handler.response_streaming
             }
-            server.add_registered_method_handlers(service, prompt)
+            server.add_registered_method_handlers(service, unary)
 
     def fill(self, servicer: object) -> None:
         """From now on `servicer` answers. Once.
@@ -79,7 +79,7 @@ class LateService(grpc.GenericRpcHandler):
         return None
 
     def _now(self, method: str) -> Callable[[Any, Context], Awaitable[Any]]:
-        """A method with a queue of its own has one handler for ever, so it asks at each call."""
+        """A method that is added by itself has one handler for ever, so it asks at each call."""
         called = SimpleNamespace(method=method, invocation_metadata=())
 
         async def answer(request: Any, context: Context) -> Any:
