@@ -160,7 +160,7 @@ class Mailbox:
         self._pulse.last_output = now = monotonic()
         waiting.token_ids += token_ids
         self._grow(len(token_ids))
-        if not self._ready:
+        if not (self._ready or self._held):  # else the writer knows, or will by a timer
             self._tell(now, urgent=False)
 
     def fail(self, error: Exception) -> None:
@@ -278,11 +278,11 @@ class Mailbox:
     def _grow(self, amount: int) -> None:
         """Something more waits, here and in all; it may be too much."""
         pulse = self._pulse
-        self._size += amount
-        pulse.pending += amount
-        if self._size > self._limit:
+        self._size = size = self._size + amount
+        pulse.pending = pending = pulse.pending + amount
+        if size > self._limit:
             self.overflow()
-        elif pulse.pending > MAX_PENDING_IN_ALL:
+        elif pending > MAX_PENDING_IN_ALL:
             pulse.on_overflow()
 
     def _shrink(self, amount: int) -> None:

@@ -93,7 +93,7 @@ MAX_MESSAGE_BYTES = Setting(
     "max_message_bytes",
     parsers.BYTES_INT32,
     512 * 2**20,
-    "largest request message accepted",
+    "largest message, request or answer; what is larger ends RESOURCE_EXHAUSTED",
     "--max-message-bytes",
     "SMG_SERVICER_MAX_MESSAGE_BYTES",
 )

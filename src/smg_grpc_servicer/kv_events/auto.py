@@ -1,24 +1,29 @@
 """A publisher for an engine that was given none, so that cache-aware routing works by itself.
 
 Token ids travel in events, so nothing of it can be reached from another machine. One rank
-publishes over ipc in a folder of its own. Several publish over loopback: their PUB sockets connect
+publishes over ipc in a folder of its own; those of servers that were killed go when the next one
+starts. Several publish over loopback: their PUB sockets connect
 to ours, which an endpoint without a wildcard makes them do, and each binds a replay port there.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import random
+import re
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.leftovers import is_deserted, is_over
 from smg_grpc_servicer.core.settings import Settings
 from smg_grpc_servicer.kv_events.settings import switch
 
@@ -34,6 +39,7 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LONGEST_PATH = 100
 """Bytes of a Unix socket's path that every system takes."""
 
+_NAME = re.compile(r"smg-kv-(?P<pid>[0-9]+)-\w+")
 _folders: list[str] = []
 
 
@@ -87,11 +93,31 @@ def publisher(
 
 
 def _over_ipc() -> Publisher | None:
-    folder = tempfile.mkdtemp(prefix="smg-kv-")
+    _sweep(Path(tempfile.gettempdir()))
+    folder = tempfile.mkdtemp(prefix=f"smg-kv-{os.getpid()}-")
     _folders.append(folder)
     if len(os.fsencode(folder)) > _LONGEST_PATH - len("/replay"):
         return None
     return Publisher(f"ipc://{folder}/events", f"ipc://{folder}/replay")
+
+
+def _sweep(parent: Path) -> None:
+    """Remove folders with sockets that nobody listens on and whose server is gone."""
+    with contextlib.suppress(OSError):
+        for folder in parent.glob("smg-kv-*"):
+            named = _NAME.fullmatch(folder.name)
+            if named and str(folder) not in _folders and is_over(int(named["pid"])):
+                _remove_deserted(folder)
+
+
+def _remove_deserted(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # somebody else's, or just gone
+        status = folder.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+            sockets = list(folder.iterdir())
+            # An empty one may be about to be used, by a server whose number is not known here.
+            if sockets and all(map(is_deserted, sockets)):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def clean() -> None:

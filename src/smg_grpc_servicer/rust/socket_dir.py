@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.leftovers import is_deserted, is_over
 
 ENV = "SMG_ZMQ_SOCKET_DIR"
 _NAME = re.compile(r"[a-z-]+-(?P<pid>[0-9]+)-[a-z]+\.sock")
@@ -108,33 +108,5 @@ def _clear(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             named = _NAME.fullmatch(path.name)
-            if named and _is_over(int(named["pid"])) and _is_deserted(path):
+            if named and is_over(int(named["pid"])) and is_deserted(path):
                 path.unlink(missing_ok=True)
-
-
-def _is_over(pid: int) -> bool:
-    """Whether the process that made a file is gone. Our number was another's before: in a container
-    that starts again it is the same each time, and what has our names would be in our way.
-    """
-    if pid == os.getpid():
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        pass  # somebody else's, or none that can be asked
-    return False
-
-
-def _is_deserted(path: Path) -> bool:
-    """The folder may be shared with a container that has other process numbers: so it is asked."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-    return False

@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -141,8 +142,12 @@ def _written(asked: Plan, name: str) -> str | None:
     return source.removeprefix("env ") if source.startswith("env ") else None
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print what the installed wheel and the installed vLLM can do; 2 when there is no wheel."""
+    argparse.ArgumentParser(
+        prog="python -m smg_grpc_servicer.vllm.rust",
+        description="Tell what the installed wheel smg can do, and whether this vLLM leads here.",
+    ).parse_args(argv)
     try:
         binding = load_binding(SERVER_CLASS)
     except ConfigError as error:

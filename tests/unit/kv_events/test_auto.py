@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import os
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -77,3 +82,54 @@ def test_a_range_without_room_is_said_once(
     monkeypatch.setattr(auto, "_RANGE", tmp_path / "range")
     assert 10_000 <= auto.free_ports(2) < 32_768
     assert len(caplog.records) == 1
+
+
+def bound(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(str(path))
+    return made
+
+
+def gone() -> int:
+    """The number of a process that is over."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def test_folders_of_killed_servers_go_when_the_next_one_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent = Path(tempfile.mkdtemp(prefix="smg-"))  # `tmp_path` is too long for a socket's path
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    dead = gone()
+    names = {
+        "left": f"smg-kv-{dead}-left",
+        "alive": f"smg-kv-{os.getppid()}-alive",
+        "in use": f"smg-kv-{dead}-used",
+        "empty": f"smg-kv-{dead}-empty",
+        "other": "smg-kv-other",
+    }
+    listeners = []
+    for what, name in names.items():
+        (parent / name).mkdir()
+        if what != "empty":
+            listeners.append(bound(parent / name / "events"))
+        if what == "in use":
+            listeners[-1].listen()
+        elif what != "empty":
+            listeners.pop().close()
+    (parent / f"smg-kv-{dead}-link").symlink_to(parent / names["alive"])
+    try:
+        first = auto.publisher("vllm", 1, environ={})
+        second = auto.publisher("vllm", 1, environ={})
+        assert first is not None
+        assert second is not None
+        left = {path.name for path in parent.iterdir()}
+    finally:
+        auto.clean()
+        for listener in listeners:
+            listener.close()
+        shutil.rmtree(parent)
+    made = {Path(one.endpoint.removeprefix("ipc://")).parent.name for one in (first, second)}
+    assert left == {*names.values(), f"smg-kv-{dead}-link", *made} - {names["left"]}

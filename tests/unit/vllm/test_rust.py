@@ -277,5 +277,16 @@ def test_describing_without_a_wheel_is_exit_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "smg.servicer", None)
-    assert rust.main() == 2
+    assert rust.main([]) == 2
     assert "error: the Rust servicer needs the wheel smg" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("--helpp", 2)])
+def test_describing_explains_itself(
+    argument: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        rust.main([argument])
+    assert ended.value.code == code
+    told = capsys.readouterr()
+    assert "usage: python -m smg_grpc_servicer.vllm.rust" in told.out + told.err
