@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -60,13 +61,17 @@ def run(lock: str, names: list[str]) -> int:
 
 def main() -> int:
     """Run what is named, all by default; 1 when a target was missed or a venv was not made."""
-    chosen = sys.argv[1:] or list(VENVS)
-    # An unknown name goes to the benchmarks, which say what there is.
-    locks = dict.fromkeys(VENVS.get(name, "mlx") for name in chosen)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("name", nargs="*", help=f"all when none is given: {', '.join(VENVS)}")
+    chosen = parser.parse_args().name or list(VENVS)
+    unknown = [name for name in chosen if name not in VENVS]
+    if unknown:
+        parser.error(f"no benchmark is named {unknown[0]!r}; there are {', '.join(VENVS)}")
+    locks = dict.fromkeys(VENVS[name] for name in chosen)
     code = 0
     try:
         for lock in locks:
-            code = max(code, run(lock, [n for n in chosen if VENVS.get(n, "mlx") == lock]))
+            code = max(code, run(lock, [name for name in chosen if VENVS[name] == lock]))
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1

@@ -22,8 +22,12 @@ def main() -> int:
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1
+    tool = python.parent / sys.argv[2]
+    if not tool.exists():
+        print(f"the venv of {sys.argv[1]} has no {sys.argv[2]!r}", file=sys.stderr)
+        return 2
     env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    return subprocess.call([python.parent / sys.argv[2], *sys.argv[3:]], cwd=ROOT, env=env)
+    return subprocess.call([tool, *sys.argv[3:]], cwd=ROOT, env=env)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""One server of `vllm_servicer.py`, in a process of its own: `vllm_server.py bare|servicer`.
+"""One server of `vllm_servicer.py`, in a process of its own: `vllm_server.py bare|least|servicer`.
 
 `servicer` is the VllmEngineServicer of the package that Python finds first, ours or the published
-one, over the same stub of an engine. On standard input it takes `mode NAME` and `cpu`, on standard
-output it tells its port, and then its CPU seconds whenever asked. It ends with its input.
+one, over the same stub of an engine; `least` hands requests to it and does nothing else. On
+standard input it takes `mode NAME` and `cpu`, on standard output it tells its port, and then its
+CPU seconds whenever asked. It ends with its input.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as pb_grpc
 from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from tests.support.stub_async_llm import StubAsyncLLM
@@ -168,10 +170,43 @@ class Bare(pb_grpc.VllmEngineServicer):
         yield pb.GenerateResponse(complete=pb.GenerateComplete(finish_reason="length"))
 
 
+def least(llm: BenchLLM) -> pb_grpc.VllmEngineServicer:
+    """No id is looked at, no field checked, nothing counted, cancelled or aborted."""
+    from smg_grpc_servicer.core.handlers import last_from
+
+    class Least(pb_grpc.VllmEngineServicer):
+        @last_from("answer")
+        async def Generate(self, request: Any, context: Any) -> None:
+            await context.write(await self.answer(request, context))
+
+        async def answer(self, request: Any, context: Any) -> bytes:
+            params = SamplingParams(
+                max_tokens=request.sampling_params.max_tokens,
+                output_kind=RequestOutputKind.DELTA,
+                detokenize=False,
+            )
+            prompt = {"type": "token", "prompt_token_ids": list(request.tokenized.input_ids)}
+            collector = await llm.add_request(request.request_id, prompt, params)
+            finished = False
+            while not finished:
+                output = collector.get_nowait() or await collector.get()
+                finished = output.finished
+                chunk = pb.GenerateStreamChunk(token_ids=output.outputs[0].token_ids)
+                await context.write(pb.GenerateResponse(chunk=chunk).SerializeToString())
+            complete = pb.GenerateComplete(finish_reason="length")
+            return pb.GenerateResponse(complete=complete).SerializeToString()
+
+    return Least()
+
+
 async def main(kind: str) -> None:
     llm = BenchLLM()
     servicer: Any = Bare()
     make: Any = grpc.aio.server
+    if kind == "least":
+        from smg_grpc_servicer.core import wakeups
+
+        make, servicer = wakeups.server, least(llm)
     if kind == "servicer":
         from smg_grpc_servicer.vllm.servicer import VllmEngineServicer
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
+
 from smg_grpc_servicer import __version__
 
 COMMANDS = (
@@ -14,11 +17,21 @@ COMMANDS = (
 )
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Print them; each has a `--help` of its own."""
-    print(f"smg-grpc-servicer {__version__}\n")
-    for command, what in COMMANDS:
-        print(f"  {command:<51}{what}")
+    width = max(len(command) for command, _ in COMMANDS) + 2
+    listed = "\n".join(f"  {command:<{width}}{what}" for command, what in COMMANDS)
+    parser = argparse.ArgumentParser(
+        prog="python -m smg_grpc_servicer",
+        usage="%(prog)s [-h] [--version]",
+        description="Print the version and the commands there are; each has a --help of its own.",
+        epilog=listed,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = f"smg-grpc-servicer {__version__}"
+    parser.add_argument("--version", action="version", version=version)
+    parser.parse_args(argv)
+    print(f"{version}\n\n{listed}")
 
 
 if __name__ == "__main__":

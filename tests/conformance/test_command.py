@@ -148,6 +148,19 @@ def test_bad_usage_is_2(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [(b"# none\n", "holds no token"), ("pässwörd".encode(), "printable ASCII")],
+)
+def test_a_token_that_nobody_can_send_is_told(
+    address: str, tmp_path: Path, token: bytes, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(token)
+    assert main([address, "--token-file", str(file)]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_tls_and_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Q1: with both the suite runs as without; without the token it says what is missing."""
     authority = Authority(tmp_path / "ca")

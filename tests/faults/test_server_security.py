@@ -288,3 +288,25 @@ async def test_a_token_file_that_holds_none_stops_the_start(tmp_path: Path) -> N
         await GrpcServer(ServerOptions(auth_token_file=empty), StatusBoard()).bind()
     with pytest.raises(ConfigError, match="--auth-token-file: cannot read"):
         await GrpcServer(ServerOptions(auth_token_file=tmp_path / "gone"), StatusBoard()).bind()
+
+
+@pytest.mark.parametrize("token", ["pässwörd", "tab\tbed", "bell\x07"])
+async def test_a_token_that_nobody_can_send_stops_the_start(tmp_path: Path, token: str) -> None:
+    """It would close the server to everybody; the token itself is not repeated."""
+    file = tmp_path / "tokens"
+    file.write_text(f"# ours\ngood\n{token}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"--auth-token-file: .*line 3 holds char") as refused:
+        await GrpcServer(ServerOptions(auth_token_file=file), StatusBoard()).bind()
+    with pytest.raises(ConfigError, match="--api-key: holds characters"):
+        await GrpcServer(ServerOptions(auth_tokens=(token,)), StatusBoard()).bind()
+    assert token not in str(refused.value)
+
+
+async def test_a_byte_order_mark_is_no_part_of_a_token(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_bytes(b"\xef\xbb\xbfgood token\r\n")
+    async with (
+        up(ServerOptions(auth_token_file=file)) as address,
+        grpc.aio.insecure_channel(str(address), options=LOCAL) as channel,
+    ):
+        assert await echo(channel, token="good token") == b"x"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.child import running
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -51,6 +53,25 @@ def test_the_package_itself_names_the_commands_of_the_readme() -> None:
     named = set(re.findall(r"-m (smg_grpc_servicer[\w.]+)", done.stdout))
     in_readme = re.findall(r"-m (smg_grpc_servicer[\w.]+)", (ROOT / "README.md").read_text())
     assert named == set(in_readme)
+
+
+def test_the_client_of_the_readme_gets_its_tokens() -> None:
+    """As it stands there, but for the port."""
+    text = (ROOT / "README.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert "127.0.0.1:50051" in program
+    with running("--port", "0", module="smg_grpc_servicer.testing") as server:
+        address = server.address()
+        server.wait_for("state: serving")
+        done = subprocess.run(
+            [sys.executable, "-c", program.replace("127.0.0.1:50051", address)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert 'finish_reason: "length"' in done.stdout
+    assert "completion_tokens: 8" in done.stdout
 
 
 def _is_package(name: str) -> bool:

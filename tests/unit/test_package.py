@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import smg_grpc_servicer
+from smg_grpc_servicer.__main__ import main as commands
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "smg_grpc_servicer"
@@ -124,3 +125,21 @@ def test_extras_named_in_the_documents_and_messages_exist() -> None:
     assert {(name, extra) for name, extra in named if extra not in extras} == set()
     assert {"vllm", "vllm-redis", "sglang", "mlx", "tokenspeed"} <= extras
     assert {"metrics", "otel", "cli", "test", "dev"} <= extras
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "told"),
+    [
+        ("--version", 0, f"smg-grpc-servicer {smg_grpc_servicer.__version__}\n"),
+        ("--help", 0, "python -m smg_grpc_servicer.conformance ADDRESS"),
+        ("mlx", 2, "error: unrecognized arguments: mlx"),
+    ],
+)
+def test_the_package_itself_explains(
+    argument: str, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        commands([argument])
+    said = capsys.readouterr()
+    assert ended.value.code == code
+    assert told in said.out + said.err

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import codecs
 import json
 import sys
 from collections.abc import Sequence
@@ -124,11 +125,7 @@ def _connection(arguments: argparse.Namespace) -> Connection:
         raise Unusable(f"ADDRESS: got {arguments.address!r}; allowed: host:port")
     token = None
     if arguments.token_file is not None:
-        lines = _read("--token-file", arguments.token_file).decode().splitlines()
-        tokens = [line.strip() for line in lines if line.strip() and line.strip()[0] != "#"]
-        if not tokens:
-            raise Unusable(f"--token-file: got {str(arguments.token_file)!r}, which holds no token")
-        token = tokens[0]
+        token = _token(arguments.token_file)
     ca = None if arguments.tls_ca is None else _read("--tls-ca", arguments.tls_ca)
     pair = None
     if arguments.tls_cert is not None or arguments.tls_key is not None:
@@ -136,6 +133,21 @@ def _connection(arguments: argparse.Namespace) -> Connection:
             raise Unusable("--tls-cert, --tls-key and --tls-ca belong together")
         pair = (_read("--tls-key", arguments.tls_key), _read("--tls-cert", arguments.tls_cert))
     return Connection(arguments.address, ca, token, pair)
+
+
+def _token(path: Path) -> str:
+    """The first one in the file."""
+    lines = _read("--token-file", path).removeprefix(codecs.BOM_UTF8).splitlines()
+    tokens = [line.strip() for line in lines if line.strip() and not line.strip().startswith(b"#")]
+    if not tokens:
+        raise Unusable(f"--token-file: got {str(path)!r}, which holds no token")
+    text = tokens[0].decode("ascii", "replace")
+    if not text.isascii() or not text.isprintable():
+        raise Unusable(
+            f"--token-file: got {str(path)!r}, whose token holds characters that no header can "
+            "carry; allowed: printable ASCII"
+        )
+    return text
 
 
 def _read(flag: str, path: Path) -> bytes:

@@ -7,6 +7,7 @@ the last tokens in force. Tokens are compared in constant time and never logged.
 
 from __future__ import annotations
 
+import codecs
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Iterable
@@ -27,6 +28,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _EXEMPT = "/grpc.health.v1.Health/"
 _SCHEME = b"bearer "
 TELL_SECONDS = 60.0
+_UNSENDABLE = "holds characters that no header can carry; allowed: printable ASCII"
 
 
 class TokenFile:
@@ -45,7 +47,10 @@ class GivenTokens:
     """Tokens from a command line or a variable; they stay for the life of the process."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
+        """:raises ConfigError: no client could send one of them."""
         self._tokens = tuple(token.encode() for token in tokens)
+        if not all(map(_can_be_sent, self._tokens)):
+            raise ConfigError(f"--api-key: {_UNSENDABLE}")
 
     def accepts(self, token: bytes) -> bool:
         return _is_one_of(token, self._tokens)
@@ -109,10 +114,18 @@ async def _refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
 
 
 def _read(path: Path) -> tuple[bytes, ...]:
-    lines = read_regular("--auth-token-file", path).splitlines()
-    tokens = tuple(
-        line.strip() for line in lines if line.strip() and not line.strip().startswith(b"#")
-    )
+    data = read_regular("--auth-token-file", path).removeprefix(codecs.BOM_UTF8)
+    lines = [line.strip() for line in data.splitlines()]
+    tokens = {at: line for at, line in enumerate(lines, 1) if line and not line.startswith(b"#")}
+    where = f"--auth-token-file: got {str(path)!r}"
     if not tokens:
-        raise ConfigError(f"--auth-token-file: got {str(path)!r}, which holds no token")
-    return tokens
+        raise ConfigError(f"{where}, which holds no token")
+    for at, token in tokens.items():
+        if not _can_be_sent(token):
+            raise ConfigError(f"{where}, whose line {at} {_UNSENDABLE}")
+    return tuple(tokens.values())
+
+
+def _can_be_sent(token: bytes) -> bool:
+    """Whether a client can: what a header of HTTP/2 may hold, as gRPC has it for ASCII values."""
+    return all(0x20 <= byte < 0x7F for byte in token)

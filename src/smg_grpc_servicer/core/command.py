@@ -65,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
         flags = [flag for action in self._actions for flag in action.option_strings]
         words = (word.partition("=")[0].rstrip(":") for word in message.split())
         wrong = next((word for word in words if word.startswith("--")), "")
-        near = difflib.get_close_matches(wrong, flags, 1)
+        near = difflib.get_close_matches(wrong, flags, 1, cutoff=0.7)
         hint = f"; did you mean {near[0]}?" if near and near[0] != wrong else "; see --help"
         write_error(f"error: {message}{hint}\n")
         self.exit(2)

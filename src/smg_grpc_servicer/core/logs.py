@@ -52,6 +52,12 @@ def configure(
     logger.propagate = False
 
 
+def is_json() -> bool:
+    """Whether `configure` has set up JSON lines."""
+    handlers = logging.getLogger(PACKAGE).handlers
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in handlers)
+
+
 if TYPE_CHECKING:
     StreamHandler = logging.StreamHandler[TextIO]
 else:

@@ -92,7 +92,7 @@ class MetricsServer:
             return None
         started = cls(server)
         address = network.Address(host, started.port).dialable
-        log.info("metrics on http://%s/metrics", address)
+        log.info("metrics on http://%s/metrics%s", address, network.beside(host))
         return started
 
     def close(self) -> None:

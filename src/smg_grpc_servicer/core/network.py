@@ -104,6 +104,11 @@ def is_loopback(host: str) -> bool:
     return address.is_loopback
 
 
+def beside(host: str) -> str:
+    """What a log line says after the address to dial: where else a server bound to `host` is."""
+    return f" and all other addresses of this machine ({host})" if is_wildcard(host) else ""
+
+
 def loopback_for(host: str) -> str:
     """The host to dial for a server bound to `host`: loopback for a wildcard, else `host`."""
     bare = host.strip("[]")

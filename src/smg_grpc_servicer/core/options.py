@@ -118,7 +118,7 @@ COALESCE_SECONDS = Setting(
     parsers.SECONDS,
     LONGEST,
     "longest that a stream's tokens wait for one another while the event loop lags; never a first "
-    "token, an end or on an idle loop; 0: never",
+    "token, an end or on an idle loop; 0 = never",
     "--coalesce-seconds",
     "SMG_SERVICER_COALESCE_SECONDS",
 )

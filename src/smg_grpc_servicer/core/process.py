@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
+from smg_grpc_servicer.core import logs
 from smg_grpc_servicer.core.errors import ConfigError
 from smg_grpc_servicer.core.redaction import redact_text
 
@@ -47,7 +48,11 @@ def run(main: Callable[[], Coroutine[Any, Any, int]], *, event_loop: str = "auto
 
 
 def print_config_error(error: ConfigError) -> None:
-    """The faults, one a line, on standard error."""
+    """The faults, one a line, on standard error; log lines where the log is read by machines."""
+    if logs.is_json():
+        for line in str(error).splitlines():
+            log.error("%s", line)
+        return
     write_error("".join(f"error: {line}\n" for line in str(error).splitlines()))
 
 

@@ -126,7 +126,7 @@ class GrpcServer:
             or (options.tls is not None and options.tls.client_ca is not None),
         )
         scheme = "grpc" if options.tls is None else "grpcs"
-        log.info("listening on %s://%s", scheme, self.address)
+        log.info("listening on %s://%s%s", scheme, self.address, network.beside(options.host))
         return self.address
 
     def request_stop(self, reason: str) -> None:

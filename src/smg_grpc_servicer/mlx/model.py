@@ -24,6 +24,8 @@ from smg_grpc_servicer.mlx import demo
 logger = logging.getLogger(__name__)
 
 DEMO = "demo"
+MESSAGE = 300
+"""Characters of a library's own words that are passed on."""
 CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
 ALLOW_PATTERNS = (
     "*.json",
@@ -63,14 +65,14 @@ def load(source: str, *, adapter_path: str | None = None, dtype: str | None = No
         raise ConfigError(f"--adapter-path: {adapter_path} is not a directory")
     from mlx_lm import load as mlx_load
 
+    config = read_config(directory)
     try:
         model, tokenizer = mlx_load(str(directory), adapter_path=adapter_path, lazy=True)[:2]
         if dtype is not None:
             model.set_dtype(getattr(mx, dtype))
         _read_weights(model, source)
     except Exception as error:  # whatever is wrong in a directory of files
-        raise ConfigError(f"--model: {source} cannot be loaded: {_first_line(error)}") from error
-    config = read_config(directory)
+        raise ConfigError(f"--model: {source} cannot be loaded: {_short(error)}") from error
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -124,18 +126,27 @@ def _snapshot(source: str) -> Path:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--model: {source} is neither a directory (nor the word {DEMO}) nor a model that the "
-            f"hub delivers: {_first_line(error)}"
+            f"hub delivers: {_short(error)}"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def _short(error: Exception) -> str:
     """What an operator has to know of it; hub errors go on for a page."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= MESSAGE else text[:MESSAGE] + " …"
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    """:raises ConfigError: there is none, or it is no JSON object."""
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--model: cannot read {path} ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"--model: {path} is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"--model: {path} holds no JSON object")
     return config
 
 

@@ -20,7 +20,8 @@ PROCESSOR = Setting(
     "mm_processor",
     parsers.one_of(OFF, "inprocess", "redis", SMG),
     OFF,
-    "who fetches and processes media that a request only refers to",
+    "who fetches and processes media that a request only refers to; smg needs --servicer-impl "
+    "rust, inprocess and redis are not served yet",
     "--mm-processor",
     "SMG_VLLM_MM_PROCESSOR",
 )
@@ -52,7 +53,7 @@ REDIS_URL = Setting(
     "mm_redis_url",
     parsers.TEXT,
     "redis://127.0.0.1:6379/0",
-    "where the sidecar of --mm-processor redis is met",
+    "where the sidecar of --mm-processor redis is met (not served yet)",
     "--mm-redis-url",
     "SMG_VLLM_MM_REDIS_URL",
     secret=True,
@@ -61,7 +62,7 @@ SIDECAR_TIMEOUT = Setting(
     "mm_sidecar_timeout_ms",
     parsers.POSITIVE_INT,
     30_000,
-    "how long the sidecar may take for one request",
+    "how long the sidecar may take for one request (not served yet)",
     "--mm-sidecar-timeout-ms",
     "SMG_VLLM_MM_SIDECAR_TIMEOUT_MS",
 )
@@ -69,7 +70,7 @@ SIDECAR_QUEUE = Setting(
     "mm_sidecar_max_queue",
     parsers.POSITIVE_INT,
     256,
-    "requests that may wait for the sidecar; more are refused at once",
+    "requests that may wait for the sidecar; more are refused at once (not served yet)",
     "--mm-sidecar-max-queue",
     "SMG_VLLM_MM_SIDECAR_MAX_QUEUE",
 )
@@ -77,7 +78,8 @@ SIDECAR_NAMESPACE: Setting[str | None] = Setting(
     "mm_sidecar_namespace",
     parsers.TEXT,
     None,
-    "namespace shared with the sidecar; made from the model's settings when not set",
+    "namespace shared with the sidecar; made from the model's settings when not set (not "
+    "served yet)",
     "--mm-sidecar-namespace",
     "SMG_VLLM_MM_SIDECAR_NAMESPACE",
 )

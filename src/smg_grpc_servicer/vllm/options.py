@@ -62,6 +62,13 @@ _SSL = {
 }
 
 
+_DRAIN = replace(
+    DRAIN_SECONDS,
+    help=f"{DRAIN_SECONDS.help}; with --servicer-impl rust 5 when not set, and "
+    "SMG_VLLM_SERVICER_DRAIN_SECS is heard too",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a launch was asked for, checked."""
@@ -92,7 +99,8 @@ class Plan:
 
 def flags() -> Settings:
     """The settings that become flags of vLLM's parser."""
-    ours = (s for s in server_settings("vllm") if s.name not in _VLLMS)
+    ours = [s for s in server_settings("vllm") if s.name not in _VLLMS]
+    ours[ours.index(DRAIN_SECONDS)] = _DRAIN
     return Settings(*ours, SERVICER_IMPL) + media_options.SETTINGS
 
 

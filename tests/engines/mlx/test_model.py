@@ -81,6 +81,12 @@ def test_what_cannot_be_loaded_says_so(tmp_path: Path, directory: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
     with pytest.raises(ConfigError, match="cannot be loaded"):
         model.load(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"a": 1,}')
+    with pytest.raises(ConfigError, match=r"--model: .*/config.json is no JSON: Expecting"):
+        model.load(str(tmp_path))
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"--model: .*/config.json holds no JSON object"):
+        model.load(str(tmp_path))
     with pytest.raises(ConfigError, match="--adapter-path"):
         model.load(str(directory), adapter_path=str(tmp_path / "gone"))
 

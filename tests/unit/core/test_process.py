@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import logging
+import signal
 import subprocess
 import sys
 
@@ -10,8 +13,10 @@ import pytest
 
 from smg_grpc_servicer.core.command import command
 from smg_grpc_servicer.core.errors import ConfigError
+from smg_grpc_servicer.core.logs import PACKAGE, configure
 from smg_grpc_servicer.core.options import ServerOptions
 from smg_grpc_servicer.core.process import print_config_error
+from smg_grpc_servicer.core.quiet import quiet_interrupt
 from smg_grpc_servicer.core.settings import Settings, Values
 
 URL = "https://user:hunter2pass@host/x"
@@ -22,6 +27,41 @@ def test_faults_are_told_one_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == (
         "error: --port: got 'x'\nerror: --tls-key: got '/a/key.pem', not a key\n"
     )
+
+
+def test_a_log_for_machines_gets_them_as_lines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends a process is the line that a collector must not lose."""
+    logger = logging.getLogger(PACKAGE)
+    for name in ("handlers", "level", "propagate"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))  # put back afterwards
+    logger.handlers = []
+    read = io.StringIO()
+    configure(style="json", stream=read)
+    print_config_error(ConfigError("--port: got 'x'\n--tls-key: not a key"))
+    lines = [json.loads(line) for line in read.getvalue().splitlines()]
+    assert [(line["level"], line["msg"]) for line in lines] == [
+        ("error", "--port: got 'x'"),
+        ("error", "--tls-key: not a key"),
+    ]
+
+
+def test_an_interrupt_during_imports_leaves_no_traceback() -> None:
+    program = (
+        "import os, signal\n"
+        "from smg_grpc_servicer.core.quiet import quiet_interrupt\n"
+        "with quiet_interrupt():\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_python_hears_interrupts_again_after_its_imports() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with quiet_interrupt():
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_a_password_in_a_setting_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,8 @@ async def run(question: str) -> int:
         async with started(child) as address:
             await ask(address, question)
     except (grpc.RpcError, RuntimeError, asyncio.TimeoutError) as error:
-        print(f"the demo failed: {error}", file=sys.stderr)
+        why = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
+        print(f"the demo failed: {why}", file=sys.stderr)
         await end(child)
         return 1
     return await end(child)
