@@ -63,7 +63,6 @@ class BenchLLM(StubAsyncLLM):
         # What the published servicer asks an engine for, beside what ours does.
         self.model_config = self.vllm_config.model_config
         self.renderer = SimpleNamespace(process_for_engine=lambda prompt, arrival_time: prompt)
-        self.output_processor = SimpleNamespace(external_req_ids={})
 
     async def _wait(self) -> None:
         self._done += 1

@@ -39,7 +39,7 @@ class SlowTokenizer(FakeEngine):
             self.tokenizing -= 1
         return await super().tokenize(text)
 
-    def max_text_length(self) -> int | None:
+    async def max_text_length(self) -> int | None:
         return 1000
 
 

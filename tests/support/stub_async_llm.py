@@ -32,6 +32,8 @@ class Faults:
 
     refuse: Exception | None = None
     """`add_request` raises this."""
+    refuse_late: Exception | None = None
+    """The same, once the request is noted down: it could not be sent to the engine core."""
     fail_after: int | None = None
     """The collector gets `error` once the request has this many tokens."""
     error: Exception = field(default_factory=lambda: RuntimeError("the stub broke"))
@@ -39,6 +41,8 @@ class Faults:
     finish: str | None = None
     """How choices end, instead of `length`."""
     stop_reason: int | str | None = None
+    no_token: bool = False
+    """A choice ends without its last step's tokens."""
     drop_sampled: bool = False
     """The sampled token is missing from its own logprobs."""
     logprob: float | None = None
@@ -83,6 +87,7 @@ class StubAsyncLLM:
         self.paused = False
         self.dead = False
         self.logger_manager = SimpleNamespace(stat_loggers=[]) if stats else None
+        self.output_processor = SimpleNamespace(external_req_ids={})
         self.engine_core = SimpleNamespace(
             engine_ranks_managed=list(ranks),
             core_engines=[rank.to_bytes(2, "little") for rank in ranks],
@@ -151,6 +156,9 @@ class StubAsyncLLM:
         self._running[internal] = _Running(
             request_id, list(prompt["prompt_token_ids"]), params, collector, [0] * params.n
         )
+        self.output_processor.external_req_ids[request_id] = [internal]
+        if self.faults.refuse_late is not None:
+            raise self.faults.refuse_late
         self._work.set()
         if self.faults.hold_add is not None:
             await self.faults.hold_add.wait()
@@ -198,6 +206,7 @@ class StubAsyncLLM:
             for key, running in list(self._running.items()):
                 if one == (key if internal else running.external):
                     del self._running[key]
+                    self.output_processor.external_req_ids.pop(running.external, None)
 
     async def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, **_more: Any
@@ -293,6 +302,8 @@ class StubAsyncLLM:
         over = made + count >= limit
         running.made[index] = -1 if over else made + count
         ids = self.expected(running.prompt, made + count, index, made)
+        if over and self.faults.no_token:
+            ids = []
         return CompletionOutput(
             index=index,
             text="",

@@ -79,7 +79,7 @@ class Engine(ABC):
         """Prompt ids of a text, computed off the loop."""
         raise self.unsupported(Feature.TEXT_INPUT)
 
-    def max_text_length(self) -> int | None:
+    async def max_text_length(self) -> int | None:
         """Characters beyond which no text can fit into the context; None when nobody knows."""
         return None
 

@@ -31,6 +31,7 @@ from smg_grpc_servicer.core.pace import LONGEST
 from smg_grpc_servicer.core.record import RequestRecord
 from smg_grpc_servicer.core.requests import Phase, RequestTable, Ticket
 from smg_grpc_servicer.core.status import code, refuse
+from smg_grpc_servicer.core.texts import MAX_TRUNCATED
 from smg_grpc_servicer.core.tokenizer import TokenizerSource
 from smg_grpc_servicer.core.tracing import Spans, trace_context
 from smg_grpc_servicer.core.types import Delta, Feature, Finish, GenerateSpec
@@ -233,12 +234,18 @@ class CoreServicer(ControlBodies):
 
         An abort or a cut that comes meanwhile does not wait for the tokenizer.
         """
-        longest = self.engine.max_text_length()
-        if longest is not None and spec.truncate_prompt is None and len(text) > longest:
+        longest = await self.engine.max_text_length()
+        if longest is not None and spec.truncate_prompt is not None:
+            longest = max(longest, MAX_TRUNCATED)
+        if longest is not None and len(text) > longest:
+            why = (
+                "that can fit into the model's context"
+                if spec.truncate_prompt is None
+                else "that is tokenized to be truncated"
+            )
             raise InvalidArgument(
                 self.wire.path("text"),
-                f"{len(text)} characters are more than {longest}, the most that can fit into "
-                f"the model's context",
+                f"{len(text)} characters are more than {longest}, the most {why}",
             )
         ids = await _unless_ended(self.engine.tokenize(text), mailbox)
         if ids is not None:
@@ -302,7 +309,7 @@ class CoreServicer(ControlBodies):
             self._require_features(spec.needs)
             facts = self.engine.model_facts()
             ids = checked_prompt(spec.prompt, facts, self.wire.path("prompt"), min_output=0)
-            spec = replace(spec, prompt=ids)
+            spec = replace(spec, prompt=ids, trace=trace_context(context.invocation_metadata()))
             ticket = self._admit(spec.request_id, 1, stream=False)
             self._owe(ticket)
             try:

@@ -17,6 +17,12 @@ Path = Callable[[str], str]
 
 MAX_CHOICES = 128
 MAX_STOP_IDS = 4096
+MAX_STOPS = 256
+MAX_STOP_LENGTH = 16 * 1024
+"""Stop strings, and their characters in all. Engines look for each of them after every token:
+100,000 strings stop all of vLLM's streams for half a minute. SGLang has its scheduler decode as
+many tokens as the longest has at every step.
+"""
 MAX_SEED = 2**64 - 1
 
 
@@ -29,6 +35,8 @@ def validate(spec: GenerateSpec, facts: ModelFacts, path: Path, *, min_output: i
         raise InvalidArgument(path("rank"), f"must not be negative, got {spec.rank}")
     limit = facts.max_context_length
     _count(path, "truncate_prompt", spec.truncate_prompt, low=-1, high=limit or math.inf)
+    if spec.truncate_prompt == 0:
+        raise InvalidArgument(path("truncate_prompt"), "must not be 0: no prompt would be left")
 
 
 def truncated(
@@ -101,6 +109,15 @@ def _sampling(sampling: Sampling, vocab_size: int | None, path: Path, min_output
             raise InvalidArgument(
                 f"{path('logit_bias')}[{token}]", f"must be a finite number, got {bias}"
             )
+    if len(sampling.stop) > MAX_STOPS:
+        raise InvalidArgument(
+            path("stop"), f"must have at most {MAX_STOPS} strings, got {len(sampling.stop)}"
+        )
+    length = sum(map(len, sampling.stop))
+    if length > MAX_STOP_LENGTH:
+        raise InvalidArgument(
+            path("stop"), f"must have at most {MAX_STOP_LENGTH} characters in all, got {length}"
+        )
     if "" in sampling.stop:
         raise InvalidArgument(path("stop"), "must not contain an empty string")
 

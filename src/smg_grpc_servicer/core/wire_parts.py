@@ -21,6 +21,9 @@ from smg_grpc_servicer.core.wire import Choice
 
 Message = Any
 
+MAX_DEPTH = 64
+"""Levels of a JSON value; what connectors hand over has three or four."""
+
 
 class Refusals(dict[str, Feature | str]):
     """Path from the message's name (`GenerateRequest.mm_inputs`) to what a client asks for there.
@@ -53,7 +56,10 @@ def refuse(message: Message, refusals: Refusals, who: str) -> None:
 
 
 def json_object(field: str, text: str) -> dict[str, Any]:
-    """A JSON object, strictly: NaN and Infinity are no JSON and would stop other readers.
+    """A JSON object that any other reader takes too: no NaN, no Infinity, no half a character.
+
+    It goes through other serializers on its way, and those that recurse end at some hundred levels:
+    an engine's process would end with them.
 
     :raises InvalidArgument: naming `field`.
     """
@@ -63,7 +69,34 @@ def json_object(field: str, text: str) -> dict[str, Any]:
         raise InvalidArgument(field, f"must be a JSON object: {error}") from error
     if not isinstance(value, dict):
         raise InvalidArgument(field, f"must be a JSON object, got {type(value).__name__}")
+    _check_parts(field, value)
     return value
+
+
+def _check_parts(field: str, value: dict[str, Any]) -> None:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for part in level:
+            if isinstance(part, dict):
+                below += part
+                below += part.values()
+            elif isinstance(part, list):
+                below += part
+            elif isinstance(part, str) and not _is_text(part):
+                raise InvalidArgument(field, "must be Unicode text, got half a surrogate pair")
+        level = below
+        if not level:
+            return
+    raise InvalidArgument(field, f"must not be nested deeper than {MAX_DEPTH} levels")
+
+
+def _is_text(part: str) -> bool:
+    try:
+        part.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _no_constant(name: str) -> NoReturn:

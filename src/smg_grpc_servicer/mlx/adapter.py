@@ -11,12 +11,13 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smg_grpc_servicer.core.engine import Engine
-from smg_grpc_servicer.core.errors import EngineDead, Exhausted, Unavailable
+from smg_grpc_servicer.core.errors import EngineDead, Unavailable
 from smg_grpc_servicer.core.facts import (
     architectures,
     bos_token_id,
@@ -26,6 +27,7 @@ from smg_grpc_servicer.core.facts import (
 )
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.progress import progress
+from smg_grpc_servicer.core.texts import TextQueue
 from smg_grpc_servicer.core.types import (
     Delta,
     Feature,
@@ -50,8 +52,6 @@ DEFAULT_TEMPERATURE = 1.0
 DEFAULT_MAX_TOKENS = 256
 """When neither the request nor the model bounds the output."""
 STOP_SECONDS = 5.0
-MAX_TEXTS = 64
-"""Text prompts that may wait for the tokenizer's one thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,8 @@ class MlxEngine(Engine):
         self._next = 0.0
         self._window = 0.0
         """How far apart a stream's messages are now; earlier a step's tokens are of no use."""
-        self._texts = 0
+        self._texts = TextQueue("mlx-tokenize")
         self._max_text_length: int | None = None
-        # One thread: a fast tokenizer does not like to be borrowed twice at a time.
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="mlx-tokenize")
 
     # Life.
 
@@ -148,7 +146,7 @@ class MlxEngine(Engine):
         runtime, self._runtime = self._runtime, None
         if runtime is not None and not await asyncio.to_thread(runtime.stop, STOP_SECONDS):
             log.warning("the generation thread did not end within %g s", STOP_SECONDS)
-        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        self._texts.close()
 
     # Requests.
 
@@ -200,16 +198,9 @@ class MlxEngine(Engine):
         loaded = self._loaded
         if loaded is None:
             raise Unavailable("the model is not loaded")
-        if self._texts >= MAX_TEXTS:
-            raise Exhausted(f"{self._texts} texts wait to be tokenized, the most allowed")
-        self._texts += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._tokenizing, _encode, loaded.tokenizer, text)
-        finally:
-            self._texts -= 1
+        return await self._texts.tokenize(partial(_encode, loaded.tokenizer, text))
 
-    def max_text_length(self) -> int | None:
+    async def max_text_length(self) -> int | None:
         return self._max_text_length
 
     def _hand_over(self, events: list[Event]) -> None:

@@ -41,9 +41,6 @@ _NAMED_FIRST = re.compile(
     r"|logit_bias|sampling_seed|stop)\b"
 )
 """Sampling parameters that SGLang's messages begin with."""
-MAX_STOP_LENGTH = 16 * 1024
-"""SGLang tokenizes them here, and has its scheduler decode as many tokens as the longest has at
-every step: megabytes of them hold up everybody's tokens for seconds."""
 FAKE_BOOTSTRAP_HOST = "2.2.2.2"
 """SGLang's stand-in for a peer, for requests that nobody will fetch."""
 
@@ -148,12 +145,6 @@ class RequestBuilder:
         if sampling.min_tokens is not None:
             given["min_new_tokens"] = sampling.min_tokens
         if sampling.stop:
-            length = sum(map(len, sampling.stop))
-            if length > MAX_STOP_LENGTH:
-                raise InvalidArgument(
-                    "sampling_params.stop",
-                    f"must have at most {MAX_STOP_LENGTH} characters in all, got {length}",
-                )
             given["stop"] = list(sampling.stop)
             given["skip_special_tokens"] = sampling.skip_special_tokens
             given["spaces_between_special_tokens"] = sampling.spaces_between_special_tokens

@@ -13,9 +13,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from inspect import isawaitable
 from itertools import count
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ from smg_grpc_servicer.core.engine import Engine
 from smg_grpc_servicer.core.errors import EngineDead, FailedPrecondition, Unsupported
 from smg_grpc_servicer.core.loads import Load
 from smg_grpc_servicer.core.mailbox import Mailbox
+from smg_grpc_servicer.core.texts import TextQueue
 from smg_grpc_servicer.core.types import (
     Embedding,
     EmbedSpec,
@@ -106,15 +107,14 @@ class VllmEngine(Engine):
         self._serial = count(1)
         self._exact_ids = os.environ.get(_EXACT_IDS, "0") not in ("", "0")
         self._calls: set[asyncio.Task[None]] = set()
-        # One thread: a fast tokenizer does not like to be borrowed twice at a time.
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="vllm-tokenize")
+        self._texts = TextQueue("vllm-tokenize")
 
     async def close(self) -> None:
         """Ours only; who built the `AsyncLLM` shuts it down."""
         self._drop_all()
         if self._calls:
             await asyncio.wait(self._calls, timeout=1.0)
-        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        self._texts.close()
 
     def died(self, reason: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Every stream ends; a request that vLLM says nothing more about is forgotten."""
@@ -167,7 +167,16 @@ class VllmEngine(Engine):
                 self._pump(running, prompt, params, options)
         except Exception:
             running.relay.close()
+            self._withdraw(running)
             raise
+
+    def _withdraw(self, running: _Running) -> None:
+        """vLLM notes a request down before it sends it on, and when that fails the note stays: it
+        counts for vLLM's own bounds for ever.
+        """
+        noted = getattr(getattr(self._llm, "output_processor", None), "external_req_ids", None)
+        if noted and running.engine_id in noted:
+            self._call(self._llm.abort(running.engine_id))
 
     async def _add(
         self, running: _Running, prompt: Any, params: Any, options: dict[str, Any]
@@ -233,13 +242,21 @@ class VllmEngine(Engine):
         )
 
     async def tokenize(self, text: str) -> Sequence[int]:
+        tokenizer = await self._tokenizer()
+        return await self._texts.tokenize(partial(_encode, tokenizer, text))
+
+    async def max_text_length(self) -> int | None:
+        longest = getattr(await self._tokenizer(), "max_chars_per_token", None)
+        context = self._facts.max_context_length
+        return context * longest if context and isinstance(longest, int) and longest > 0 else None
+
+    async def _tokenizer(self) -> Any:
         tokenizer = self._llm.get_tokenizer()
         if isawaitable(tokenizer):
             tokenizer = await tokenizer
         if tokenizer is None:
             raise FailedPrecondition("the engine runs without a tokenizer: send token ids")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._tokenizing, _encode, tokenizer, text)
+        return tokenizer
 
     async def embed(self, spec: EmbedSpec) -> Embedding:
         limits = self.requests.limits
@@ -347,6 +364,7 @@ class VllmEngine(Engine):
         return {
             "running": len(self._running),
             "calls": len(self._calls),
+            "texts": self._texts.waiting,
             **self._loads.statistics(),
         }
 

@@ -123,11 +123,12 @@ def _words(error: Exception) -> str:
 
 
 def _from_validation(error: Exception) -> bool:
-    """Whether the frame that raised is one of vLLM's checks of a request."""
+    """Whether it was raised in one of vLLM's checks of a request, or in what it called."""
     trace: TracebackType | None = error.__traceback__
-    if trace is None:
-        return False
-    while trace.tb_next is not None:
+    innermost_of_vllm = ""
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if module.startswith("vllm."):
+            innermost_of_vllm = module
         trace = trace.tb_next
-    module = str(trace.tb_frame.f_globals.get("__name__", ""))
-    return module.startswith(_VALIDATION)
+    return innermost_of_vllm.startswith(_VALIDATION)

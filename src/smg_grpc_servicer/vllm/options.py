@@ -178,6 +178,11 @@ def _refuse_what_grpc_lacks(given: Mapping[str, object]) -> None:
         faults.append(
             "--ssl-ciphers: has no effect with --grpc; set the variable GRPC_SSL_CIPHER_SUITES"
         )
+    if given.get("middleware"):
+        faults.append(
+            "--middleware: has no effect with --grpc; allowed: --api-key, --auth-token-file or a "
+            "client certificate to keep others out"
+        )
     if given.get("uds"):
         faults.append("--uds: not supported with --grpc; allowed: --host and --port")
     if faults:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from smg_grpc_servicer.core.errors import Internal
+from smg_grpc_servicer.core.errors import Internal, InvalidArgument
 from smg_grpc_servicer.core.mailbox import Mailbox
 from smg_grpc_servicer.core.types import Delta, Finish, GenerateSpec, KvTransfer
 from smg_grpc_servicer.vllm.failures import translate
@@ -60,7 +60,7 @@ class Relay:
                     self.counts.generated(len(part.token_ids))
                     self._mailbox.put_ids(part.index, part.token_ids)
                 elif part.finish_reason == "error":
-                    self.fail(Internal(FAILED))
+                    self.fail(self._failed(part))
                     return
                 else:
                     self._mailbox.put(self._delta(output, part))
@@ -70,6 +70,17 @@ class Relay:
             # It must not reach vLLM's output loop, which would end all requests.
             log.exception("an output of request %s was not understood", self._spec.request_id)
             self.fail(error)
+
+    def _failed(self, part: Any) -> Exception:
+        """vLLM tells no cause. Before any token it is nearly always a grammar that allows none."""
+        constraint = self._spec.sampling.constraint
+        if constraint is None or part.index in self._started or part.token_ids:
+            return Internal(FAILED)
+        return InvalidArgument(
+            f"sampling_params.{constraint.kind}",
+            "the engine failed this request before its first token, as it does when a constraint "
+            "allows none or takes too long to compile; its log has the cause",
+        )
 
     def fail(self, error: Exception) -> None:
         if not self.closed:

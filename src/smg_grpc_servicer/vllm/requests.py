@@ -138,7 +138,10 @@ class RequestBuilder:
         # Only what differs from vLLM's default is named: each one costs on every request.
         given: dict[str, Any] = {
             "detokenize": bool(sampling.stop),
-            "output_kind": self._kinds.DELTA if stream else self._kinds.FINAL_ONLY,
+            # Logprobs of an answer that is sent whole are collected here, where they are bounded.
+            "output_kind": self._kinds.DELTA
+            if stream or logprobs.output is not None
+            else self._kinds.FINAL_ONLY,
             "skip_clone": True,  # Nobody else has it, so vLLM need not copy it deeply.
         }
         self._fill_choice(given, sampling)

@@ -1,8 +1,10 @@
 """Notices that vLLM's engine has died, within a second, and ends a process that nobody else ends.
 
-vLLM's output loop ends when the engine core is gone; its task tells at once. A slow look at
-`errored` stands behind it, for versions where the task is elsewhere. A loop that was cancelled was
-shut down on purpose.
+The end of an engine core's process tells at once: with several ranks vLLM itself first takes down
+the others, for up to 5 s in which the requests of the dead one hang and those of the others end as
+if they had been aborted. vLLM's output loop ends when the engine is gone; its task tells too. A
+slow look at `errored` stands behind both, for versions where they are elsewhere. A loop that was
+cancelled, and a process that vLLM was told to end, was shut down on purpose.
 """
 
 from __future__ import annotations
@@ -30,8 +32,13 @@ class EngineWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Future[Any] | None = None
         self._closed = False
+        self._sentinels: list[int] = []
 
     def start(self) -> None:
+        manager = _manager(self._llm)
+        for process in getattr(manager, "processes", None) or ():
+            self._loop.add_reader(process.sentinel, self._process_ended, manager, process)
+            self._sentinels.append(process.sentinel)
         self._look()
 
     def close(self) -> None:
@@ -41,6 +48,8 @@ class EngineWatch:
             self._timer = None
         if self._task is not None:
             self._task.remove_done_callback(self._ended)
+        while self._sentinels:
+            self._loop.remove_reader(self._sentinels.pop())
 
     def check(self) -> bool:
         """Whether it is dead, looked at now."""
@@ -63,6 +72,14 @@ class EngineWatch:
         if not self._closed:
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
+    def _process_ended(self, manager: Any, process: Any) -> None:
+        self._sentinels.remove(process.sentinel)
+        self._loop.remove_reader(process.sentinel)
+        # vLLM's own watcher says both of a process that failed, in this order, and may be quicker.
+        stopped = manager.manager_stopped.is_set()
+        if not stopped or manager.failed_proc_name is not None:
+            self._report(f"the engine core process {process.name} ended (vLLM's log has the cause)")
+
     def _ended(self, task: asyncio.Future[Any]) -> None:
         if task.cancelled():
             log.debug("vLLM's output loop was stopped")
@@ -76,6 +93,15 @@ class EngineWatch:
     def _report(self, reason: str) -> None:
         self.close()
         self._on_death(reason)
+
+
+def _manager(async_llm: Any) -> Any:
+    """What of vLLM (0.32) has started the engine cores here; None where there is no such thing."""
+    manager = async_llm
+    for name in ("engine_core", "resources", "engine_manager"):
+        manager = getattr(manager, name, None)
+    told = ("processes", "manager_stopped", "failed_proc_name")
+    return manager if all(hasattr(manager, name) for name in told) else None
 
 
 def exit_later(seconds: float) -> asyncio.TimerHandle | None:

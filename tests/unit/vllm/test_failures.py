@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from http import HTTPStatus
 from types import FunctionType
 from typing import Any
@@ -126,6 +127,23 @@ def test_a_value_error_is_the_callers_only_from_vllms_checks() -> None:
         bug = raised_in(inside)
         assert translate(bug) is bug
     assert details(translate(ValueError())) == "ValueError"
+
+
+def test_what_a_check_of_vllms_calls_speaks_for_it() -> None:
+    """A schema with a number of 5,000 digits fails in Python's own JSON, below vLLM's check."""
+
+    def check() -> None:
+        json.loads("9" * 5000)
+
+    for module, kind in (
+        ("vllm.v1.structured_output.backend_xgrammar", errors.InvalidArgument),
+        ("vllm.v1.serial_utils", ValueError),
+    ):
+        names = {"__name__": module, "__builtins__": __builtins__, "json": json}
+        moved: Any = FunctionType(check.__code__, names)
+        with pytest.raises(ValueError, match="4300 digits") as raised:
+            moved()
+        assert type(translate(raised.value)) is kind
 
 
 def test_a_wrapped_bug_tells_the_innermost_cause() -> None:

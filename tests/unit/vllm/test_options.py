@@ -140,6 +140,7 @@ def test_our_own_tls_flags_serve_the_launchers_own_parser(pem: str) -> None:
         ),
         ({"ssl_certfile": "PEM", "ssl_cert_reqs": 2}, "--ssl-ca-certs: not given, but"),
         ({"ssl_ciphers": "HIGH"}, "--ssl-ciphers: has no effect with --grpc"),
+        ({"middleware": ["own.Auth"]}, "--middleware: has no effect with --grpc"),
         ({"uds": "/tmp/x"}, "--uds: not supported with --grpc"),
         ({"smg_servicer_impl": "go"}, "--servicer-impl: got 'go'"),
         ({"smg_mm_max_items": "0"}, "--mm-max-items: got '0'"),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from smg_grpc_servicer.vllm import watch
 from smg_grpc_servicer.vllm.watch import EngineWatch, exit_later
 from tests.support.wait import until
-
-if TYPE_CHECKING:
-    import pytest
 
 
 async def started(llm: Any) -> tuple[EngineWatch, list[str]]:
@@ -91,3 +92,61 @@ def test_the_process_ends_with_code_1_whatever_hangs() -> None:
     )
     assert ended.returncode == 1
     assert ended.stdout == "up\n", "what was printed is flushed"
+
+
+class Core:
+    """An engine core's process: a sentinel that becomes readable when it ends."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sentinel, self._alive = os.pipe()
+
+    def end(self) -> None:
+        os.close(self._alive)
+
+
+def with_cores(*cores: Core) -> tuple[Any, Any]:
+    manager = SimpleNamespace(
+        processes=list(cores), manager_stopped=threading.Event(), failed_proc_name=None
+    )
+    engine_core = SimpleNamespace(resources=SimpleNamespace(engine_manager=manager))
+    return SimpleNamespace(errored=False, output_handler=None, engine_core=engine_core), manager
+
+
+@pytest.mark.parametrize("vllm_was_first", [False, True])
+async def test_one_of_several_cores_that_ends_is_the_end(vllm_was_first: bool) -> None:
+    """vLLM itself says so only when it has taken down the others, seconds later."""
+    cores = [Core("EngineCore_DP0"), Core("EngineCore_DP1")]
+    llm, manager = with_cores(*cores)
+    watching, deaths = await started(llm)
+    if vllm_was_first:
+        manager.failed_proc_name = "EngineCore_DP1"
+        manager.manager_stopped.set()
+    cores[1].end()
+    await until(lambda: deaths != [], seconds=0.4)
+    assert "EngineCore_DP1" in deaths[0]
+    cores[0].end()
+    await asyncio.sleep(0.05)
+    assert len(deaths) == 1
+    assert watching.check()
+
+
+async def test_cores_that_are_told_to_end_are_no_death() -> None:
+    core = Core("EngineCore_0")
+    llm, manager = with_cores(core)
+    watching, deaths = await started(llm)
+    manager.manager_stopped.set()
+    core.end()
+    await asyncio.sleep(0.05)
+    assert deaths == []
+    watching.close()
+
+
+async def test_a_closed_watch_looks_at_no_process() -> None:
+    core = Core("EngineCore_0")
+    llm, _ = with_cores(core)
+    watching, deaths = await started(llm)
+    watching.close()
+    core.end()
+    await asyncio.sleep(0.05)
+    assert deaths == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -30,6 +31,27 @@ async def test_an_embedding_is_the_models_vector() -> None:
         assert list(answer.embedding) == [4.0, 5.0, 6.0]
         assert (answer.prompt_tokens, answer.embedding_dim) == (3, 3)
         assert not (await server.stub.GetModelInfo(pb.GetModelInfoRequest())).is_generation
+
+
+async def test_an_embedding_belongs_to_its_callers_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weak point 20."""
+    parent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    config = vllm_config(
+        model_config__runner_type="pooling", observability_config__otlp_traces_endpoint="http://x"
+    )
+    llm = StubAsyncLLM(config)
+    told: list[Any] = []
+    encode = llm.encode
+
+    def watched(*args: Any, **options: Any) -> Any:
+        told.append(options.get("trace_headers"))
+        return encode(*args, **options)
+
+    monkeypatch.setattr(llm, "encode", watched)
+    async with served_vllm(llm) as server:
+        request = pb.EmbedRequest(request_id="e", tokenized={"input_ids": [4, 5, 6]})
+        await server.stub.Embed(request, metadata=[("traceparent", parent)])
+    assert told == [{"traceparent": parent}]
 
 
 async def test_a_generating_model_has_no_embeddings() -> None:

@@ -65,6 +65,27 @@ async def test_a_cancel_while_vllm_takes_the_request_finds_it() -> None:
         assert llm.aborts == [(llm.calls[0].request_id, False)]
 
 
+async def test_what_vllm_noted_down_and_could_not_send_is_withdrawn() -> None:
+    """It would count for vLLM's own bounds for ever."""
+    llm = StubAsyncLLM(step=slow)
+    llm.faults.refuse_late = UnicodeEncodeError("utf-8", "x", 0, 1, "no")
+    async with served_vllm(llm) as server:
+        assert (await server.generate()).code is CODE.INTERNAL
+        await until(lambda: llm.aborts != [])
+        assert llm.aborts == [(llm.calls[0].request_id, False)]
+        assert llm.in_flight == 0
+        await server.idle()
+
+
+async def test_what_vllm_refuses_is_not_aborted() -> None:
+    llm = StubAsyncLLM(step=slow)
+    llm.faults.refuse = RuntimeError("no")
+    async with served_vllm(llm) as server:
+        assert (await server.generate()).code is CODE.INTERNAL
+        await server.idle()
+        assert llm.aborts == []
+
+
 async def test_an_abort_does_not_wait_for_a_grammar() -> None:
     """A large schema compiles for seconds before vLLM takes the request."""
     llm = StubAsyncLLM(step=slow)

@@ -11,6 +11,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from vllm.exceptions import QueueOverflowError, VLLMNotFoundError, VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from smg_grpc_servicer.core import servicer
 from tests.support.stub_async_llm import StubAsyncLLM
 from tests.support.vllm_config import vllm_config
 from tests.support.vllm_served import PROMPT, ServedVllm, served_vllm
@@ -54,6 +55,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"prompt_logprobs": 0}, {"prompt_logprobs": 0, "logprobs": None}),
     ({"stream": True}, {"output_kind": RequestOutputKind.DELTA}),
     ({"stream": False}, {"output_kind": RequestOutputKind.FINAL_ONLY}),
+    ({"stream": False, "logprobs": 2}, {"output_kind": RequestOutputKind.DELTA, "logprobs": 2}),
 ]
 """What a client sends, and what of it vLLM's SamplingParams get."""
 
@@ -176,6 +178,33 @@ async def test_a_text_is_tokenized_off_the_loop(monkeypatch: pytest.MonkeyPatch)
     async with served_vllm(llm) as server:
         assert (await server.generate(text="hi", max_tokens=1)).code is CODE.OK
     assert [name.startswith("vllm-tokenize") for name in seen] == [True]
+
+
+async def test_a_text_that_cannot_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 60 MB held up all others for a minute, and took 10 GB."""
+    seen: list[str] = []
+
+    class Tokenizer:
+        max_chars_per_token = 10
+
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            seen.append(text)
+            return [5, 6] * 200
+
+    llm = StubAsyncLLM()
+    monkeypatch.setattr(llm, "get_tokenizer", Tokenizer)
+    monkeypatch.setattr(servicer, "MAX_TRUNCATED", 20_000)
+    context = 256
+    async with served_vllm(llm) as server:
+        refused = await server.generate(text="a" * (context * 10 + 1))
+        assert refused.code is CODE.INVALID_ARGUMENT
+        assert refused.details.startswith(f"text: {context * 10 + 1} characters are more than")
+        over = await server.generate(text="a" * 20_001, truncate_prompt_tokens=5)
+        assert over.code is CODE.INVALID_ARGUMENT
+        assert seen == []
+        cut = await server.generate(text="a" * 10_000, truncate_prompt_tokens=5, max_tokens=1)
+        assert cut.code is CODE.OK
+        assert llm.calls[0].prompt["prompt_token_ids"] == [6, 5, 6, 5, 6]
 
 
 async def test_trace_headers_go_on_only_where_vllm_traces() -> None:

@@ -122,6 +122,22 @@ async def test_a_request_that_the_engine_failed_ends_internal(kind: type[StubAsy
 
 
 @EITHER
+async def test_a_constraint_that_allows_no_token_is_its_senders(kind: type[StubAsyncLLM]) -> None:
+    """vLLM says `error` for it, and INTERNAL would be held against this worker."""
+    llm = kind()
+    llm.faults.finish = "error"
+    llm.faults.no_token = True
+    async with served_vllm(llm) as server:
+        history = await server.generate(max_tokens=1, regex="[^\\s\\S]")
+        assert history.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert history.details.startswith("sampling_params.regex: the engine failed this request")
+        assert (await server.generate("plain", max_tokens=1)).code is grpc.StatusCode.INTERNAL
+        llm.faults.no_token = False
+        late = await server.generate("late", max_tokens=2, regex="a+")
+        assert late.code is grpc.StatusCode.INTERNAL
+
+
+@EITHER
 async def test_a_fault_tells_its_innermost_cause(kind: type[StubAsyncLLM]) -> None:
     """Weak point 1: EngineGenerateError has no words of its own."""
     llm = kind()

@@ -32,7 +32,7 @@ from tests.support.tiny_vllm import VOCAB, text_of
 
 LAST = (
     "test_engine_death.py", "test_kv_restart.py", "test_conformance.py", "test_launch_flags.py",
-    "test_embedding.py",
+    "test_embedding.py", "test_ranks.py",
 )  # fmt: skip
 
 

@@ -61,6 +61,18 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "kv empty": (KV, {"request": {KV: ""}}),
     "kv no object": (KV, {"request": {KV: "[1]"}}),
     "kv nan": (KV, {"request": {KV: '{"a": NaN}'}}),
+    "kv nested": (KV, {"request": {KV: '{"a":' * 490 + "1" + "}" * 490}}),
+    "kv half a character": (KV, {"request": {KV: '{"a": "\\ud800"}'}}),
+    "truncate_prompt_tokens 0": ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+    "100,000 stop strings": ("stop", {"stop": [f"zz{at}q" for at in range(100_000)]}),
+    "a stop string of 20,000": ("stop", {"stop": ["z" * 20_000]}),
+    "text that cannot fit": ("text", {"text": "a" * 2_000_000}),
+    "json_schema of a huge number": (
+        "json_schema",
+        {"json_schema": '{"type": "integer", "minimum": ' + "9" * 5000 + "}"},
+    ),
+    "json_schema of itself": ("json_schema", {"json_schema": '{"$ref": "#"}'}),
+    "grammar of itself": ("grammar", {"grammar": "root ::= root"}),
     "no id": ("request_id", {"request": {"request_id": ""}}),
 }
 
