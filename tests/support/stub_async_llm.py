@@ -41,8 +41,6 @@ class Faults:
     finish: str | None = None
     """How choices end, instead of `length`."""
     stop_reason: int | str | None = None
-    no_token: bool = False
-    """A choice ends without its last step's tokens."""
     drop_sampled: bool = False
     """The sampled token is missing from its own logprobs."""
     logprob: float | None = None
@@ -302,8 +300,6 @@ class StubAsyncLLM:
         over = made + count >= limit
         running.made[index] = -1 if over else made + count
         ids = self.expected(running.prompt, made + count, index, made)
-        if over and self.faults.no_token:
-            ids = []
         return CompletionOutput(
             index=index,
             text="",

@@ -72,9 +72,11 @@ class Relay:
             self.fail(error)
 
     def _failed(self, part: Any) -> Exception:
-        """vLLM tells no cause. Before any token it is nearly always a grammar that allows none."""
+        """vLLM tells no cause. In a choice's first output it is nearly always a grammar that allows
+        no token; the one that it refused may stand there.
+        """
         constraint = self._spec.sampling.constraint
-        if constraint is None or part.index in self._started or part.token_ids:
+        if constraint is None or part.index in self._started:
             return Internal(FAILED)
         return InvalidArgument(
             f"sampling_params.{constraint.kind}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic, time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
+from smg_grpc_servicer.vllm import adapter
+from smg_grpc_servicer.vllm.servicer import VllmEngineServicer
 from tests.support.stub_async_llm import StubAsyncLLM
 from tests.support.vllm_config import kv_config, vllm_config
 from tests.support.vllm_served import served_vllm
@@ -90,6 +93,29 @@ async def test_the_server_tells_all_there_is_to_know() -> None:
         llm.paused = False
         assert not (await server.stub.GetServerInfo(pb.GetServerInfoRequest())).is_paused
         call.cancel()
+
+
+async def test_uptime_counts_from_the_launchers_start() -> None:
+    """Three arguments, as vLLM 0.33 builds it."""
+    llm = StubAsyncLLM()
+    servicer = VllmEngineServicer(llm, time() - 100, None)
+    context: Any = None  # an answer needs none
+    info = await servicer.GetServerInfo(pb.GetServerInfoRequest(), context)
+    assert 100 <= info.uptime_seconds < 160
+    await servicer.close()
+    llm.shutdown()
+
+
+async def test_a_busy_engine_does_not_hold_up_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = StubAsyncLLM()
+    monkeypatch.setattr(adapter, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(llm, "is_paused", lambda: asyncio.sleep(60))
+    async with served_vllm(llm) as server:
+        start = monotonic()
+        await server.stub.GetServerInfo(pb.GetServerInfoRequest())
+        assert monotonic() - start < 5
 
 
 @pytest.mark.parametrize("stats", [True, False])

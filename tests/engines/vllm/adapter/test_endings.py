@@ -301,6 +301,7 @@ async def test_a_decode_that_vllm_refuses_is_told_and_one_it_takes_is_not() -> N
         llm.faults.refuse = ValueError("no room")
         assert (await server.generate(request=DECODE)).code is CODE.INTERNAL
         await until(lambda: len(llm.notices) == 1)
+        assert llm.notices[0][2] is None, "it was pinned to no rank"
 
 
 async def test_a_duplicate_decode_leaves_the_blocks_to_the_first() -> None:

@@ -84,7 +84,9 @@ async def test_what_is_not_sent_is_vllms_own_default() -> None:
 
 
 async def test_the_models_defaults_fill_only_what_is_unset() -> None:
-    defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_tokens": 5}
+    defaults = {
+        "temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_tokens": 5, "repetition_penalty": 1.2,
+    }  # fmt: skip
     config = vllm_config(model_config__get_diff_sampling_param=lambda: defaults)
     async with served_vllm(StubAsyncLLM(config)) as server:
         request = server.request("unset")
@@ -93,6 +95,7 @@ async def test_the_models_defaults_fill_only_what_is_unset() -> None:
             pass
         made = server.llm.calls[0].params
         assert (made.temperature, made.top_p, made.max_tokens) == (0.6, 0.9, 5)
+        assert made.repetition_penalty == 1.2
         assert made.top_k == 0, "a top_k of 0 is off, as the gateway sends it"
         made = await params(server, temperature=1.0, top_p=1.0, max_tokens=2)
         assert (made.temperature, made.top_p, made.max_tokens) == (1.0, 1.0, 2)
@@ -170,6 +173,7 @@ async def test_a_text_is_tokenized_off_the_loop(monkeypatch: pytest.MonkeyPatch)
 
     class Tokenizer:
         def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            assert add_special_tokens, "as vLLM does for a completion"
             seen.append(threading.current_thread().name)
             return [5, 6]
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
 from smg_grpc_servicer.testing.history import check
+from smg_grpc_servicer.vllm.outputs import _speculation
 from tests.support.stub_async_llm import StubAsyncLLM
 from tests.support.vllm_served import PROMPT, PlainAsyncLLM, served_vllm
+from tests.support.wait import until
 
 EITHER = pytest.mark.parametrize("kind", [StubAsyncLLM, PlainAsyncLLM])
 STREAM = pytest.mark.parametrize("stream", [True, False])
@@ -26,6 +30,37 @@ async def test_every_token_arrives_once(kind: type[StubAsyncLLM], stream: bool, 
         assert complete.output_ids == StubAsyncLLM.expected(PROMPT, 12)
         assert complete.finish_reason == "length"
         assert (complete.prompt_tokens, complete.cached_tokens) == (3, 2)
+
+
+@STREAM
+async def test_what_comes_before_vllm_has_handed_over_is_kept(stream: bool) -> None:
+    """vLLM's output loop runs while `add_request` still waits."""
+    llm = StubAsyncLLM()
+    llm.faults.hold_add = asyncio.Event()
+    async with served_vllm(llm) as server:
+        reading = asyncio.ensure_future(server.generate(stream=stream, max_tokens=5))
+        await until(lambda: llm.calls != [] and not llm.in_flight)  # all of it is made
+        llm.faults.hold_add.set()
+        history = await reading
+        assert check(history) == []
+        assert history.complete().output_ids == StubAsyncLLM.expected(PROMPT, 5)
+
+
+async def test_every_token_is_counted() -> None:
+    """Whether it came with news or as bare ids."""
+    async with served_vllm(StubAsyncLLM()) as server:
+        kinds: list[dict[str, Any]] = [{}, {"stream": False}, {"logprobs": 1}]
+        for at, options in enumerate(kinds):
+            await server.generate(f"r-{at}", max_tokens=12, **options)
+        (load,) = server.servicer.engine._loads.counts.values()
+        assert load.generated == 36
+
+
+def test_speculation_is_told_as_vllm_counts_it() -> None:
+    """`histogram[j]` steps accepted j draft tokens. Source: `RequestSpecDecodeMetrics`."""
+    metrics = SimpleNamespace(histogram=[5, 3, 2], num_draft_tokens=20)
+    assert _speculation(SimpleNamespace(spec_decode_metrics=metrics)) == (7, 20)
+    assert _speculation(SimpleNamespace()) == (None, None)
 
 
 @EITHER
@@ -126,13 +161,11 @@ async def test_a_constraint_that_allows_no_token_is_its_senders(kind: type[StubA
     """vLLM says `error` for it, and INTERNAL would be held against this worker."""
     llm = kind()
     llm.faults.finish = "error"
-    llm.faults.no_token = True
     async with served_vllm(llm) as server:
         history = await server.generate(max_tokens=1, regex="[^\\s\\S]")
         assert history.code is grpc.StatusCode.INVALID_ARGUMENT
         assert history.details.startswith("sampling_params.regex: the engine failed this request")
         assert (await server.generate("plain", max_tokens=1)).code is grpc.StatusCode.INTERNAL
-        llm.faults.no_token = False
         late = await server.generate("late", max_tokens=2, regex="a+")
         assert late.code is grpc.StatusCode.INTERNAL
 

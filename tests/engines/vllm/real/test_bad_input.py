@@ -71,8 +71,6 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
         "json_schema",
         {"json_schema": '{"type": "integer", "minimum": ' + "9" * 5000 + "}"},
     ),
-    "json_schema of itself": ("json_schema", {"json_schema": '{"$ref": "#"}'}),
-    "grammar of itself": ("grammar", {"grammar": "root ::= root"}),
     "no id": ("request_id", {"request": {"request_id": ""}}),
 }
 
@@ -97,6 +95,23 @@ async def test_bad_input_is_refused_by_name(client: Client, case: str) -> None:
         assert history.details.split(":")[0] in {field, f"sampling_params.{field}"}
         assert history.details.partition(":")[2].strip()
         assert " at 0x" not in history.details
+    assert check(await client.generate(GOOD, max_tokens=2)) == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("json_schema", '{"$ref": "#"}'), ("grammar", "root ::= root"), ("regex", r"[^\s\S]"),
+    ],
+)  # fmt: skip
+async def test_a_constraint_that_allows_no_token_is_its_senders(
+    client: Client, kind: str, value: str, stream: bool
+) -> None:
+    """R2: it compiles, and fails at the first token; no fault of the worker."""
+    history = await client.generate(GOOD, stream=stream, max_tokens=4, **{kind: value})
+    assert history.code is grpc.StatusCode.INVALID_ARGUMENT, history
+    assert history.details.startswith(f"sampling_params.{kind}: ")
     assert check(await client.generate(GOOD, max_tokens=2)) == []
 
 
