@@ -90,16 +90,17 @@ async def test_a_port_in_use_exits_2() -> None:
 
 @pytest.mark.parametrize("module", ["smg_grpc_servicer.mlx", "smg_grpc_servicer.mlx.server"])
 async def test_grpcs_own_lines_stay_out_of_ours(module: str) -> None:
-    """Every line is JSON or the error that ends it; whoever wants grpc's lines can have them."""
+    """Every line is JSON, the error that ends it too; whoever wants grpc's lines can have them."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         flags = ("--model", "demo", "--log-format", "json", "--port", str(taken.getsockname()[1]))
         async with started(*flags, module=module) as server:
             assert await server.exit_code() == 2
-            *lines, error = server.log.splitlines()
-            assert error.startswith("error: --port: ")
-            assert {json.loads(line)["level"] for line in lines} == {"info"}
+            *lines, error = map(json.loads, server.log.splitlines())
+            assert error["level"] == "error"
+            assert error["msg"].startswith("--port: port ")
+            assert {line["level"] for line in lines} == {"info"}
         async with started(*flags, module=module, env={"GRPC_VERBOSITY": "error"}) as server:
             assert await server.exit_code() == 2
             assert "Failed to add port to server" in server.log

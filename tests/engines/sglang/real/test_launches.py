@@ -109,8 +109,8 @@ async def test_row_32_a_port_in_use(model: Path) -> None:
             assert await server.exit_code(START_SECONDS) == 2, server.log
             ours = [json.loads(line) for line in server.log.splitlines() if line[:1] == "{"]
             assert any("settings" in line["msg"] for line in ours), server.log
-            (line,) = [line for line in server.log.splitlines() if line.startswith("error:")]
-            assert f"port {port} is in use" in line
+            (error,) = [line["msg"] for line in ours if line["level"] == "error"]
+            assert f"port {port} is in use" in error
             assert "Load weight" not in server.log
 
 
