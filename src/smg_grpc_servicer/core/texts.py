@@ -7,12 +7,13 @@ interrupted in. Texts whose caller has left are not begun.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
-from smg_grpc_servicer.core.errors import Exhausted
+from smg_grpc_servicer.core.errors import Exhausted, Unavailable
 
 MAX_WAITING = 64
 """Texts at a time; more are refused."""
@@ -30,13 +31,17 @@ class TextQueue:
         self._name = name
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._closed = False
         self.waiting = 0
 
     async def tokenize(self, call: Callable[[], Ids]) -> Ids:
         """What `call` returns or raises.
 
         :raises Exhausted: too many wait.
+        :raises Unavailable: it is closed.
         """
+        if self._closed:
+            raise Unavailable("the server is stopping")
         if self.waiting >= MAX_WAITING:
             raise Exhausted(f"{self.waiting} texts wait to be tokenized, the most allowed")
         if self._thread is None:
@@ -52,10 +57,12 @@ class TextQueue:
 
     def close(self) -> None:
         """Take no more; what waits is given up."""
-        while not self._jobs.empty():
-            job = self._jobs.get()
-            if job is not None:
-                job[0].cancel()
+        self._closed = True
+        with contextlib.suppress(Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                if job is not None:
+                    job[0].cancel()
         self._jobs.put(None)
 
     def _work(self) -> None:

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from smg_grpc_servicer.core import texts
-from smg_grpc_servicer.core.errors import Exhausted
+from smg_grpc_servicer.core.errors import Exhausted, Unavailable
 from smg_grpc_servicer.core.texts import TextQueue
 from tests.support.wait import until
 
@@ -100,6 +100,8 @@ async def test_closing_gives_up_what_waits() -> None:
         await waiting
     go.set()
     assert await running == [1]
+    with pytest.raises(Unavailable):
+        await queue.tokenize(lambda: [3])
 
 
 def test_a_process_does_not_wait_for_a_text() -> None:

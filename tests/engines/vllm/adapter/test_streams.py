@@ -46,6 +46,15 @@ async def test_what_comes_before_vllm_has_handed_over_is_kept(stream: bool) -> N
         assert history.complete().output_ids == StubAsyncLLM.expected(PROMPT, 5)
 
 
+async def test_a_whole_answer_is_given_up_while_it_grows() -> None:
+    """One request held 7.7 GB until its end, and was then too large to be sent."""
+    llm = StubAsyncLLM()
+    async with served_vllm(llm) as server:
+        history = await server.generate(stream=False, max_tokens=3000, logprobs=-1)
+        assert history.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len(llm.aborts) == 1, "the engine stops long before its end"
+
+
 async def test_every_token_is_counted() -> None:
     """Whether it came with news or as bare ids."""
     async with served_vllm(StubAsyncLLM()) as server:
